@@ -1,0 +1,3 @@
+//! The `agentsbx` command.
+
+fn main() {}
