@@ -4,3 +4,7 @@
 
 pub mod error;
 pub mod id;
+pub mod init;
+pub mod policy;
+pub mod rootfs;
+pub mod sys;

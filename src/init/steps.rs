@@ -1,0 +1,369 @@
+//! The steps, in the order in which they are taken, each with its reason.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::{InitError, Plan, Stdio, program};
+use crate::rootfs::view;
+use crate::sys::{SysError, ns, process, tty};
+
+/// A step's name and what it does.
+pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
+
+/// What steps leave for later ones.
+pub(super) struct State {
+    plan: Plan,
+    channel: RawFd,
+    apparmor: Option<OwnedFd>,
+    selinux: Option<OwnedFd>,
+    cwd_later: bool,
+    program: Option<CString>,
+}
+
+impl State {
+    pub(super) fn new(plan: Plan, channel: RawFd) -> State {
+        State { plan, channel, apparmor: None, selinux: None, cwd_later: false, program: None }
+    }
+}
+
+pub(super) const STEPS: &[Step] = &[
+    // First, so that a supervisor that dies from here on takes the command with it.
+    ("tie to the supervisor", tie),
+    // Before anything is done that the container's limits should cover.
+    ("wait for the cgroups", wait_for_go),
+    // The container must not look into a process that still has the host's descriptors.
+    ("hide", |_| sys("hide from the container", process::set_dumpable(false))),
+    // Raising limits or priorities takes capabilities of the host's user namespace, so before it is left.
+    ("limits", limits),
+    // By the host's /proc; a container could have mounted anything on its own.
+    ("open label files", open_labels),
+    ("keyring", keyring),
+    ("namespaces", namespaces),
+    ("view", enter_view),
+    // A session of its own, before a terminal can become its controlling one.
+    ("session", session),
+    ("terminal", terminal),
+    ("labels", write_labels),
+    ("personality", personality),
+    ("umask", |s| {
+        rustix::process::umask(Mode::from_raw_mode(s.plan.user.umask));
+        Ok(())
+    }),
+    // As root first: the directory may be closed to the user.
+    ("working directory", chdir),
+    ("own the streams", own_streams),
+    // Without no_new_privs, loading a filter takes CAP_SYS_ADMIN, which the next step may drop.
+    ("seccomp, privileged", |s| if s.plan.no_new_privileges { Ok(()) } else { seccomp(s) }),
+    ("identity", identity),
+    // As the user: the directory may be closed to the container's root (NFS, FUSE).
+    ("working directory, again", chdir_again),
+    ("verify the working directory", verify_cwd),
+    ("no new privileges", |s| {
+        if s.plan.no_new_privileges { sys("set no_new_privs", process::set_no_new_privs()) } else { Ok(()) }
+    }),
+    ("find the program", find_program),
+    // The change of ids has cleared it (prctl(2)).
+    ("tie to the supervisor, again", tie),
+    ("close on exec", |s| sys("mark descriptors close-on-exec", process::close_on_exec_from(3 + s.plan.preserve_fds))),
+    // As late as can be, so that the filter need not allow what this list does.
+    ("seccomp", |s| if s.plan.no_new_privileges { seccomp(s) } else { Ok(()) }),
+    ("exec", execute),
+];
+
+fn sys<T>(doing: &'static str, result: Result<T, SysError>) -> Result<T, InitError> {
+    result.map_err(|source| InitError::Sys { doing, source })
+}
+
+fn errno<T>(doing: &'static str, call: &'static str, on: &str, result: rustix::io::Result<T>) -> Result<T, InitError> {
+    sys(doing, result.map_err(|e| SysError::new(call, on, e)))
+}
+
+fn tie(_: &mut State) -> Result<(), InitError> {
+    sys("tie the command to its supervisor", process::set_parent_death_signal(libc::SIGKILL))
+}
+
+/// The go-ahead; end of file means that the supervisor died before this process was tied to it.
+fn wait_for_go(state: &mut State) -> Result<(), InitError> {
+    let mut byte = [0u8; 1];
+    let channel = borrow(state.channel);
+    loop {
+        match rustix::io::read(channel, &mut byte) {
+            Ok(1) => return Ok(()),
+            Ok(_) => process::exit_now(255),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return errno("wait for the supervisor", "read", "the supervisor's socket", Err(e)),
+        }
+    }
+}
+
+fn borrow(fd: RawFd) -> BorrowedFd<'static> {
+    crate::sys::process::borrow_for_life(fd)
+}
+
+fn limits(state: &mut State) -> Result<(), InitError> {
+    let plan = &state.plan;
+    if let Some(score) = plan.oom_score_adj {
+        let path = "/proc/self/oom_score_adj";
+        let write = || File::options().write(true).open(path)?.write_all(score.to_string().as_bytes());
+        write().map_err(|source| InitError::Io { doing: format!("write {score} to {path}"), source })?;
+    }
+    if let Some((class, level)) = plan.io_priority {
+        sys("set the I/O priority", process::set_io_priority(class, level))?;
+    }
+    if let Some(attr) = &plan.scheduler {
+        sys("set the scheduling policy", process::set_scheduler(attr))?;
+    }
+    for (resource, soft, hard) in &plan.rlimits {
+        sys("error setting rlimits", process::set_rlimit(*resource, *soft, *hard))?;
+    }
+    Ok(())
+}
+
+fn open_labels(state: &mut State) -> Result<(), InitError> {
+    let open = |paths: &[&str]| {
+        paths.iter().find_map(|p| rustix::fs::open(*p, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).ok())
+    };
+    if let Some(profile) = &state.plan.apparmor {
+        let missing = || InitError::Label { label: "AppArmor", profile: profile.clone() };
+        if !std::path::Path::new("/sys/module/apparmor").exists() {
+            return Err(missing());
+        }
+        state.apparmor = Some(open(&["/proc/self/attr/apparmor/exec", "/proc/self/attr/exec"]).ok_or_else(missing)?);
+    }
+    if let Some(label) = &state.plan.selinux {
+        let missing = || InitError::Label { label: "SELinux", profile: label.clone() };
+        if !std::path::Path::new("/sys/fs/selinux/enforce").exists() {
+            return Err(missing());
+        }
+        state.selinux = Some(open(&["/proc/self/attr/exec"]).ok_or_else(missing)?);
+    }
+    Ok(())
+}
+
+fn write_labels(state: &mut State) -> Result<(), InitError> {
+    let write = |fd: Option<OwnedFd>, text: String, what: &str| match fd {
+        Some(fd) => File::from(fd)
+            .write_all(text.as_bytes())
+            .map_err(|source| InitError::Io { doing: format!("{what}: apply {text:?}"), source }),
+        None => Ok(()),
+    };
+    let profile = state.plan.apparmor.as_deref().unwrap_or_default();
+    write(state.apparmor.take(), format!("exec {profile}"), "apparmor")?;
+    write(state.selinux.take(), state.plan.selinux.clone().unwrap_or_default(), "selinux")
+}
+
+fn keyring(state: &mut State) -> Result<(), InitError> {
+    let Some(name) = &state.plan.keyring else { return Ok(()) };
+    match process::join_session_keyring(name) {
+        // A kernel without keyrings has none to leak; a quota of keys that is used up is no reason not to run (runc).
+        Err(err) if matches!(err.errno(), Some(libc::ENOSYS | libc::EDQUOT)) => Ok(()),
+        other => sys("join the container's session keyring", other),
+    }
+}
+
+fn namespaces(state: &mut State) -> Result<(), InitError> {
+    sys("join the container's namespaces", ns::join(state.plan.pidfd.as_fd(), state.plan.namespaces))?;
+    if state.plan.namespaces & libc::CLONE_NEWUSER != 0 {
+        // Host ids mean nothing in there.
+        sys("become root of the container's user namespace", process::set_ids(0, 0))?;
+    }
+    Ok(())
+}
+
+fn enter_view(state: &mut State) -> Result<(), InitError> {
+    if let Some(root) = state.plan.root.take() {
+        view::enter(root.as_fd(), &state.plan.submounts)?;
+    }
+    Ok(())
+}
+
+fn session(_: &mut State) -> Result<(), InitError> {
+    match rustix::process::setsid() {
+        // Already the leader of one.
+        Ok(_) | Err(rustix::io::Errno::PERM) => Ok(()),
+        Err(e) => errno("start a session", "setsid", "", Err(e)),
+    }
+}
+
+fn terminal(state: &mut State) -> Result<(), InitError> {
+    let Stdio::Terminal { console, size } = &state.plan.stdio else { return Ok(()) };
+    const DOING: &str = "set up the terminal";
+    let (master, slave) = sys(DOING, tty::open_pty())?;
+    if let Some((rows, columns)) = size {
+        sys(DOING, tty::set_size(master.as_fd(), *rows, *columns))?;
+    }
+    sys("send the terminal to the console socket", tty::send_fd(console.as_fd(), master.as_fd(), b"/dev/ptmx"))?;
+    sys(DOING, tty::set_controlling(slave.as_fd()))?;
+    errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdin(&slave))?;
+    errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdout(&slave))?;
+    errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stderr(&slave))
+}
+
+fn personality(state: &mut State) -> Result<(), InitError> {
+    match state.plan.personality {
+        Some(domain) => sys("set the execution domain", process::set_personality(domain)),
+        None => Ok(()),
+    }
+}
+
+fn chdir(state: &mut State) -> Result<(), InitError> {
+    match rustix::process::chdir(&state.plan.cwd) {
+        Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
+            state.cwd_later = true;
+            Ok(())
+        }
+        other => other.map_err(|e| bad_cwd(state, e)),
+    }
+}
+
+fn chdir_again(state: &mut State) -> Result<(), InitError> {
+    if state.cwd_later { rustix::process::chdir(&state.plan.cwd).map_err(|e| bad_cwd(state, e)) } else { Ok(()) }
+}
+
+fn bad_cwd(state: &State, errno: rustix::io::Errno) -> InitError {
+    // Engines look for the C library's words.
+    let reason = match errno {
+        rustix::io::Errno::NOENT => "no such file or directory".to_owned(),
+        rustix::io::Errno::ACCESS => "permission denied".to_owned(),
+        rustix::io::Errno::NOTDIR => "not a directory".to_owned(),
+        other => other.to_string(),
+    };
+    InitError::Cwd { cwd: state.plan.cwd.clone(), reason }
+}
+
+/// A working directory that was reached through a leaked descriptor is not below the root (CVE-2024-21626).
+fn verify_cwd(_: &mut State) -> Result<(), InitError> {
+    let cwd = errno("verify the working directory", "getcwd", "", rustix::process::getcwd(Vec::new()));
+    match cwd {
+        Ok(path) if path.to_bytes().starts_with(b"/") => Ok(()),
+        _ => Err(InitError::CwdOutside),
+    }
+}
+
+/// Lets the user of the command reopen its own streams (`/dev/stdout`): they belong to whoever made them.
+fn own_streams(state: &mut State) -> Result<(), InitError> {
+    let null = rustix::fs::makedev(1, 3);
+    for fd in 0..3 {
+        let stream = borrow(fd);
+        // A caller may have closed one.
+        let Ok(stat) = rustix::fs::fstat(stream) else { continue };
+        let is_null = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == null;
+        if is_null || stat.st_uid == state.plan.user.uid {
+            continue;
+        }
+        match rustix::fs::fchown(stream, Some(rustix::fs::Uid::from_raw(state.plan.user.uid)), None) {
+            // A user without a mapping here, a read-only filesystem, or a socket of somebody else: nothing to be done.
+            Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::PERM | rustix::io::Errno::ROFS) => {}
+            Err(e) => return errno("give the user its streams", "fchown", &format!("fd {fd}"), Err(e)),
+        }
+    }
+    Ok(())
+}
+
+fn identity(state: &mut State) -> Result<(), InitError> {
+    let (user, caps) = (&state.plan.user, &state.plan.capabilities);
+    sys("limit the bounding set", process::limit_bounding_set(caps.bounding))?;
+    sys("keep capabilities", process::keep_capabilities(true))?;
+    match process::set_groups(&user.groups) {
+        // In a user namespace made without privileges setgroups is off; with no groups asked for nothing is lost.
+        Err(err) if user.groups.is_empty() && err.errno() == Some(libc::EPERM) => {}
+        other => sys("set the groups", other)?,
+    }
+    sys("set the user", process::set_ids(user.uid, user.gid))?;
+    sys("keep capabilities", process::keep_capabilities(false))?;
+    sys("set the capabilities", process::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
+    sys("set the ambient capabilities", process::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
+}
+
+fn seccomp(state: &mut State) -> Result<(), InitError> {
+    match &state.plan.seccomp {
+        Some(program) => sys("load the seccomp filter", process::load_seccomp(&program.instructions, program.flags)),
+        None => Ok(()),
+    }
+}
+
+fn find_program(state: &mut State) -> Result<(), InitError> {
+    add_home(&mut state.plan);
+    if let Some(name) = state.plan.argv.first() {
+        state.program = Some(program::find(name, &state.plan.env)?);
+    }
+    Ok(())
+}
+
+/// `HOME` from the container's own user database where the engine set none (runc).
+fn add_home(plan: &mut Plan) {
+    if plan.env.iter().any(|pair| pair.to_bytes().starts_with(b"HOME=")) {
+        return;
+    }
+    let mut pair = b"HOME=".to_vec();
+    pair.extend(home_of(plan.user.uid).unwrap_or_else(|| b"/".to_vec()));
+    plan.env.extend(CString::new(pair));
+}
+
+fn home_of(uid: u32) -> Option<Vec<u8>> {
+    /// More than any real one; the file is the container's.
+    const MAX_PASSWD: u64 = 1 << 20;
+    // Not blocking: it could be a FIFO.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open("/etc/passwd", flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(MAX_PASSWD).read_to_end(&mut text).ok()?;
+    home_in(&text, uid)
+}
+
+fn home_in(passwd: &[u8], uid: u32) -> Option<Vec<u8>> {
+    passwd.split(|b| *b == b'\n').find_map(|line| {
+        let mut fields = line.split(|b| *b == b':');
+        let id: u32 = std::str::from_utf8(fields.nth(2)?).ok()?.parse().ok()?;
+        let home = fields.nth(2)?;
+        (id == uid && !home.is_empty()).then(|| home.to_vec())
+    })
+}
+
+fn execute(state: &mut State) -> Result<(), InitError> {
+    let Some(path) = state.program.take() else {
+        return Err(program::ProgramError::NotInPath(String::new()).into());
+    };
+    process::reset_signals();
+    let err = process::exec(&path, &state.plan.argv, &state.plan.env);
+    let reason = match err.errno() {
+        Some(libc::ENOENT) => "no such file or directory".to_owned(),
+        Some(libc::EACCES) => "permission denied".to_owned(),
+        Some(libc::EPERM) => "operation not permitted".to_owned(),
+        Some(libc::ENOEXEC) => "exec format error".to_owned(),
+        Some(libc::E2BIG) => "argument list too long".to_owned(),
+        _ => err.source.to_string(),
+    };
+    let shown = path.to_string_lossy().into_owned();
+    Err(program::ProgramError::Exec(shown, reason).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn homes() {
+        let passwd = b"root:x:0:0:root:/root:/bin/sh\nbroken\nu:x:1000:1000::/home/u:/bin/sh\nv:x:7:7:::/bin/sh\n";
+        assert_eq!(home_in(passwd, 0).unwrap(), b"/root");
+        assert_eq!(home_in(passwd, 1000).unwrap(), b"/home/u");
+        assert_eq!(home_in(passwd, 7), None);
+        assert_eq!(home_in(passwd, 8), None);
+    }
+
+    #[test]
+    fn the_filter_comes_after_what_it_may_forbid() {
+        let at = |name: &str| STEPS.iter().position(|(n, _)| *n == name).unwrap();
+        assert!(at("namespaces") < at("view") && at("view") < at("session"));
+        assert!(at("identity") < at("seccomp") && at("seccomp, privileged") < at("identity"));
+        assert!(at("find the program") < at("seccomp") && at("close on exec") < at("seccomp"));
+        assert_eq!(at("exec"), STEPS.len() - 1);
+    }
+}

@@ -1,0 +1,4 @@
+//! What a container may do, as pure functions from a spec to values that other modules enforce.
+
+pub mod capabilities;
+pub mod seccomp;

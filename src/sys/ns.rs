@@ -1,0 +1,95 @@
+//! Namespaces: which ones a process has, how ours differ, and joining them through its pidfd.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::process::{Pid, PidfdFlags};
+
+use super::{Call, SysError, check};
+
+/// A pidfd: a handle on one process that never comes to mean another.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// Opens the process with this id as seen from our pid namespace.
+    pub fn open(pid: i32) -> Result<PidFd, SysError> {
+        let id =
+            Pid::from_raw(pid).ok_or_else(|| SysError::new("pidfd_open", pid.to_string(), rustix::io::Errno::SRCH))?;
+        rustix::process::pidfd_open(id, PidfdFlags::empty()).map(PidFd).call("pidfd_open", || pid.to_string())
+    }
+
+    /// Sends a signal by number (0 to 64, real-time ones too).
+    pub fn kill(&self, signal: i32) -> Result<(), SysError> {
+        // SAFETY: the descriptor is open as long as `self`; a null siginfo is what pidfd_send_signal(2) takes for "as kill".
+        let ret = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.0.as_raw_fd(),
+                signal,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            )
+        };
+        check(ret).map(drop).call("pidfd_send_signal", || format!("signal {signal}"))
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The kinds of namespace, with their names under `/proc/PID/ns` and their clone flags.
+pub const KINDS: [(&str, i32); 8] = [
+    ("user", libc::CLONE_NEWUSER),
+    ("mnt", libc::CLONE_NEWNS),
+    ("pid", libc::CLONE_NEWPID),
+    ("net", libc::CLONE_NEWNET),
+    ("ipc", libc::CLONE_NEWIPC),
+    ("uts", libc::CLONE_NEWUTS),
+    ("cgroup", libc::CLONE_NEWCGROUP),
+    ("time", CLONE_NEWTIME),
+];
+
+/// `CLONE_NEWTIME` of `<linux/sched.h>`, which the libc crate does not name.
+pub const CLONE_NEWTIME: i32 = 0x80;
+
+/// The clone flags of the namespaces in which the process `pid` differs from this one. A kind that the kernel does not
+/// have is left out.
+pub fn differing(pid: i32) -> Result<i32, SysError> {
+    let mut flags = 0;
+    for (name, flag) in KINDS {
+        let Some(ours) = inode(&format!("/proc/self/ns/{name}"))? else { continue };
+        match inode(&format!("/proc/{pid}/ns/{name}"))? {
+            Some(theirs) if theirs != ours => flags |= flag,
+            _ => {}
+        }
+    }
+    Ok(flags)
+}
+
+fn inode(path: &str) -> Result<Option<(u64, u64)>, SysError> {
+    match rustix::fs::stat(path) {
+        Ok(stat) => Ok(Some((stat.st_dev, stat.st_ino))),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(errno) => Err(SysError::new("stat", path, errno)),
+    }
+}
+
+/// Joins the namespaces in `flags` of the process behind `pidfd`; the kernel takes the user namespace first.
+pub fn join(pidfd: BorrowedFd<'_>, flags: i32) -> Result<(), SysError> {
+    if flags == 0 {
+        return Ok(());
+    }
+    // SAFETY: setns(2) takes two integers; the borrowed descriptor is open for the call.
+    let ret = unsafe { libc::setns(pidfd.as_raw_fd(), flags) };
+    check(ret.into()).map(drop).call("setns", || format!("the container's namespaces, flags {flags:#x}"))
+}
+
+/// Gives this process a mount namespace of its own, a copy of the one it is in.
+pub fn unshare_mounts() -> Result<(), SysError> {
+    // SAFETY: unshare(2) takes an integer; the process is single-threaded, so no other thread's view changes.
+    let ret = unsafe { libc::unshare(libc::CLONE_NEWNS) };
+    check(ret.into()).map(drop).call("unshare", || "CLONE_NEWNS".into())
+}
