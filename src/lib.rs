@@ -7,4 +7,5 @@ pub mod id;
 pub mod init;
 pub mod policy;
 pub mod rootfs;
+pub mod runtime;
 pub mod sys;

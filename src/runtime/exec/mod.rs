@@ -1,0 +1,179 @@
+//! The parent side of exec: from a plan to a running command, watched until it and all that it left have ended.
+
+pub mod cgroup;
+pub mod process;
+mod relay;
+pub mod supervise;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::error::{Classify, Kind};
+use crate::init::{MAX_ERROR, Plan};
+use crate::rootfs::RootfsError;
+use crate::sys::ns::PidFd;
+use crate::sys::process::{Fork, fork};
+use crate::sys::{SysError, ns};
+use cgroup::ExecCgroup;
+
+/// Why a command could not be started, or not be watched to its end. The texts are runc's where it has one.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The engine named no command.
+    #[error("process args cannot be empty")]
+    NoArgs,
+    /// The engine's working directory is relative.
+    #[error("Cwd must be an absolute path")]
+    CwdNotAbsolute,
+    /// A string that a C program can't be given.
+    #[error("{0}: a string has a NUL byte")]
+    NulByte(&'static str),
+    /// A value out of its range.
+    #[error("{field}: invalid value {value}")]
+    Invalid {
+        /// The field of `process.json`.
+        field: &'static str,
+        /// What it had.
+        value: String,
+    },
+    /// The container's first process ended, or its id belongs to another process now.
+    #[error("cannot exec in a stopped container")]
+    Stopped,
+    /// `--cgroup` names a group that does not exist.
+    #[error("cgroup {0} does not exist: make it before an exec is put into it")]
+    NoSubCgroup(PathBuf),
+    /// A cgroup operation failed.
+    #[error("{doing} cgroup {path}")]
+    Cgroup {
+        /// make, join, remove.
+        doing: &'static str,
+        /// The directory or file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The root filesystem could not be put together.
+    #[error(transparent)]
+    Rootfs(#[from] RootfsError),
+    /// A system call failed.
+    #[error("{doing}")]
+    Sys {
+        /// What it was needed for.
+        doing: &'static str,
+        /// The call.
+        #[source]
+        source: SysError,
+    },
+    /// The child could not become the command; it says why.
+    #[error("unable to start container process: {0}")]
+    Start(String),
+}
+
+impl Classify for ExecError {
+    fn kind(&self) -> Kind {
+        match self {
+            ExecError::NoArgs | ExecError::CwdNotAbsolute | ExecError::NulByte(_) | ExecError::Invalid { .. } => {
+                Kind::InvalidInput
+            }
+            ExecError::Stopped => Kind::WrongState,
+            ExecError::NoSubCgroup(_) => Kind::NotFound,
+            ExecError::Cgroup { source, .. } => Kind::of_io(source),
+            ExecError::Rootfs(err) => err.kind(),
+            ExecError::Sys { source, .. } => source.kind(),
+            ExecError::Start(_) => Kind::System,
+        }
+    }
+}
+
+fn sys<T>(doing: &'static str, result: Result<T, SysError>) -> Result<T, ExecError> {
+    result.map_err(|source| ExecError::Sys { doing, source })
+}
+
+/// A command that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Its id in our pid namespace.
+    pub pid: i32,
+    /// A handle on it.
+    pub pidfd: PidFd,
+    /// The groups of it and of what it starts.
+    pub cgroup: ExecCgroup,
+    signals: OwnedFd,
+}
+
+/// Starts the command. On failure nothing of it is left but the (empty) groups, which are removed.
+///
+/// From here on this process reads its signals from a descriptor; its further children are in the container's pid
+/// namespace.
+pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result<Running, ExecError> {
+    match try_spawn(plan, join_pid_namespace, &cgroup) {
+        Ok((pid, pidfd, signals)) => Ok(Running { pid, pidfd, cgroup, signals }),
+        Err(err) => {
+            cgroup.kill_all();
+            // The error that is on its way says more than one about a directory that stays.
+            let _ = cgroup.remove();
+            Err(err)
+        }
+    }
+}
+
+fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<(i32, PidFd, OwnedFd), ExecError> {
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let (ours, childs) = sys("make a channel to the command", pair.map_err(|e| SysError::new("socketpair", "", e)))?;
+    // Before the fork: a command that ends at once must not end unseen.
+    let signals = sys("take over the signals", crate::sys::process::signals_as_fd())?;
+    if join_pid_namespace {
+        sys("enter the container's pid namespace", ns::join(plan.pidfd.as_fd(), libc::CLONE_NEWPID))?;
+    }
+    let pid = match sys("start the command", fork())? {
+        Fork::Child => {
+            drop(ours);
+            crate::init::run(plan, childs.as_fd());
+        }
+        Fork::Parent(pid) => pid,
+    };
+    drop(childs);
+    // The layered root is the child's now: our copy would keep it mounted after the command has ended.
+    drop(plan);
+    let started = sys("open the command", PidFd::open(pid)).and_then(|pidfd| {
+        cgroup.add(pid)?;
+        let go = rustix::net::send(&ours, &[1], rustix::net::SendFlags::NOSIGNAL);
+        // A child that is gone already says nothing; what it did say is read below.
+        if go.is_ok() {
+            let text = read_all(&ours);
+            if !text.is_empty() {
+                return Err(ExecError::Start(text));
+            }
+        }
+        Ok(pidfd)
+    });
+    match started {
+        Ok(pidfd) => Ok((pid, pidfd, signals)),
+        Err(err) => {
+            drop(ours);
+            // Its own message, or the closed channel, has ended it; if not, this does.
+            cgroup.signal(libc::SIGKILL);
+            sys("reap the command", crate::sys::process::wait(pid, true))?;
+            Err(err)
+        }
+    }
+}
+
+/// What the child says until it becomes the command: nothing, if all went well.
+fn read_all(channel: &OwnedFd) -> String {
+    let mut text = Vec::new();
+    let mut buffer = [0u8; 1024];
+    while text.len() < MAX_ERROR {
+        match rustix::io::read(channel, &mut buffer) {
+            Ok(0) => break,
+            Ok(n) => text.extend_from_slice(&buffer[..n]),
+            Err(rustix::io::Errno::INTR) => {}
+            // The child was killed while it wrote.
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

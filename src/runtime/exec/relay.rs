@@ -1,0 +1,170 @@
+//! Passing our own terminal through to the command's, for an exec in the foreground.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::stdio::{stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+
+use super::{ExecError, sys};
+use crate::sys::SysError;
+
+/// Bytes on their way in one direction.
+#[derive(Default)]
+struct Pending(Vec<u8>);
+
+/// Most bytes that wait in one direction: then its source is not read until they have gone.
+const FULL: usize = 64 * 1024;
+
+/// Copies between our standard streams and the master side of a command's terminal.
+pub struct Relay {
+    master: OwnedFd,
+    /// Our terminal's settings before it was made raw.
+    saved: Option<Termios>,
+    to_master: Pending,
+    to_stdout: Pending,
+    stdin_open: bool,
+    master_open: bool,
+}
+
+impl Relay {
+    /// Makes our terminal raw, if we have one, and gives the command's its size.
+    pub fn start(master: OwnedFd) -> Result<Relay, ExecError> {
+        let saved = if isatty(stdin()) { tcgetattr(stdin()).ok() } else { None };
+        if let Some(settings) = &saved {
+            let mut raw = settings.clone();
+            raw.make_raw();
+            let set = tcsetattr(stdin(), OptionalActions::Now, &raw);
+            sys("make the terminal raw", set.map_err(|e| SysError::new("tcsetattr", "standard input", e)))?;
+        }
+        let nonblocking = rustix::io::ioctl_fionbio(&master, true);
+        sys("set up the terminal", nonblocking.map_err(|e| SysError::new("ioctl", "terminal, FIONBIO", e)))?;
+        let relay = Relay {
+            master,
+            saved,
+            to_master: Pending::default(),
+            to_stdout: Pending::default(),
+            stdin_open: true,
+            master_open: true,
+        };
+        relay.resize();
+        Ok(relay)
+    }
+
+    /// Gives the command's terminal the size of ours.
+    pub fn resize(&self) {
+        if let Ok(size) = tcgetwinsize(stdin()) {
+            // A terminal that is closing has no size to keep.
+            let _ = rustix::termios::tcsetwinsize(&self.master, size);
+        }
+    }
+
+    /// Adds what to wait for; `pump` takes the answers in the same order.
+    pub fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let mut master = PollFlags::empty();
+        if self.master_open && self.to_stdout.0.len() < FULL {
+            master |= PollFlags::IN;
+        }
+        if self.master_open && !self.to_master.0.is_empty() {
+            master |= PollFlags::OUT;
+        }
+        if self.master_open {
+            fds.push(PollFd::new(&self.master, master));
+        }
+        if self.reads_stdin() {
+            fds.push(PollFd::from_borrowed_fd(stdin(), PollFlags::IN));
+        }
+    }
+
+    fn reads_stdin(&self) -> bool {
+        self.stdin_open && self.master_open && self.to_master.0.len() < FULL
+    }
+
+    /// Moves what can be moved.
+    pub fn pump(&mut self, ready: &[bool]) {
+        let mut ready = ready.iter().copied();
+        let master = self.master_open && ready.next().unwrap_or(false);
+        if self.reads_stdin() && ready.next().unwrap_or(false) {
+            let mut buffer = [0u8; 4096];
+            match rustix::io::read(stdin(), &mut buffer) {
+                Ok(0) => self.stdin_open = false,
+                Ok(n) => self.to_master.0.extend_from_slice(&buffer[..n]),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(_) => self.stdin_open = false,
+            }
+        }
+        if master {
+            self.read_master();
+        }
+        self.write_out();
+        while !self.to_master.0.is_empty() {
+            match rustix::io::write(&self.master, &self.to_master.0) {
+                Ok(n) => drop(self.to_master.0.drain(..n)),
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(_) => self.to_master.0.clear(),
+            }
+        }
+    }
+
+    fn read_master(&mut self) {
+        let mut buffer = [0u8; 4096];
+        while self.to_stdout.0.len() < FULL {
+            match rustix::io::read(&self.master, &mut buffer) {
+                Ok(0) => self.master_open = false,
+                Ok(n) => self.to_stdout.0.extend_from_slice(&buffer[..n]),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                // EIO: no process has the slave open any more.
+                Err(_) => self.master_open = false,
+            }
+            if !self.master_open {
+                return;
+            }
+        }
+    }
+
+    fn write_out(&mut self) {
+        while !self.to_stdout.0.is_empty() {
+            match rustix::io::write(stdout(), &self.to_stdout.0) {
+                Ok(n) => drop(self.to_stdout.0.drain(..n)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    // Our caller's stream is non-blocking and full.
+                    let mut fds = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
+                    if rustix::event::poll(&mut fds, None).is_err() {
+                        return;
+                    }
+                }
+                // Nobody reads; what was written is lost as it would be on a closed terminal.
+                Err(_) => self.to_stdout.0.clear(),
+            }
+        }
+    }
+
+    /// Passes on what is left and puts our terminal back.
+    pub fn finish(mut self) {
+        while self.master_open {
+            let before = self.to_stdout.0.len();
+            self.read_master();
+            if self.to_stdout.0.len() == before {
+                break;
+            }
+            self.write_out();
+        }
+        self.write_out();
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(settings) = &self.saved {
+            // The terminal may be gone.
+            let _ = tcsetattr(stdin(), OptionalActions::Now, settings);
+        }
+    }
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").field("master", &self.master.as_fd()).finish_non_exhaustive()
+    }
+}

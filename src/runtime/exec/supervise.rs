@@ -1,0 +1,221 @@
+//! Watching a command: signals go to it, a timeout ends it, and what it left running is ended with it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::cgroup::Usage;
+use super::relay::Relay;
+use super::{ExecError, Running, sys};
+use crate::sys::SysError;
+use crate::sys::process::{Exit, next_signal, wait};
+
+/// How long a command has between SIGTERM and SIGKILL when its time is up.
+pub const GRACE: Duration = Duration::from_secs(5);
+
+/// What is done with processes that outlive the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orphans {
+    /// They are killed.
+    Kill,
+    /// The exec ends when they have.
+    Wait,
+}
+
+/// The rules for one command.
+#[derive(Debug)]
+pub struct Limits {
+    /// How long it may run.
+    pub timeout: Option<Duration>,
+    /// What becomes of what it leaves running.
+    pub orphans: Orphans,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndKind {
+    /// By itself, with a code.
+    Exited,
+    /// By a signal.
+    Signaled,
+    /// Because its time was up.
+    Timeout,
+    /// Because the kernel ran out of the memory that it may use.
+    Oom,
+}
+
+/// A command that has ended, and all that it started with it.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub kind: EndKind,
+    /// What the supervisor exits with: the command's code, 128 + signal, or 124 for a timeout.
+    pub code: u8,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Processes that it left running and that were killed.
+    pub survivors: u32,
+    /// Whether every process of the exec is gone. If not, its layer may still change.
+    pub all_gone: bool,
+    /// What it used.
+    pub usage: Usage,
+    /// Wall clock time from start to the end of the command.
+    pub wall: Duration,
+}
+
+/// The code that timeout(1) made known.
+const TIMEOUT_CODE: u8 = 124;
+
+/// Waits for the command's end. `terminal` is the master of its terminal, where this process passes on its own.
+pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -> Result<Ended, ExecError> {
+    let begun = Instant::now();
+    let mut relay = terminal.map(Relay::start).transpose()?;
+    let mut watch = Watch { running: &running, deadline: limits.timeout.map(|t| begun + t), terminated: None };
+    let exit = watch.until_end(relay.as_mut())?;
+    let wall = begun.elapsed();
+    let timed_out = watch.terminated.is_some();
+
+    let (survivors, all_gone) = match limits.orphans {
+        Orphans::Kill => running.cgroup.kill_all(),
+        Orphans::Wait => watch.until_empty(relay.as_mut())?,
+    };
+    if let Some(relay) = relay {
+        relay.finish();
+    }
+    let mut usage = running.cgroup.usage();
+    usage.user_ns = usage.user_ns.or(Some(exit.user_ns));
+    usage.system_ns = usage.system_ns.or(Some(exit.system_ns));
+    if all_gone {
+        running.cgroup.remove()?;
+    }
+    let (kind, code) = classify(&exit, timed_out, usage.oom_kills.unwrap_or(0) > 0);
+    Ok(Ended { kind, code, signal: exit.signal, survivors, all_gone, usage, wall })
+}
+
+/// Tells the ends apart. A command that the kernel killed for memory dies of SIGKILL, or reports 137 for a child that did.
+fn classify(exit: &Exit, timed_out: bool, oom: bool) -> (EndKind, u8) {
+    let code = exit.code.map(|c| c as u8).or(exit.signal.map(|s| 128 + s as u8)).unwrap_or(255);
+    match exit.signal {
+        _ if timed_out => (EndKind::Timeout, TIMEOUT_CODE),
+        _ if oom && code == 128 + libc::SIGKILL as u8 => (EndKind::Oom, code),
+        Some(_) => (EndKind::Signaled, code),
+        None => (EndKind::Exited, code),
+    }
+}
+
+struct Watch<'a> {
+    running: &'a Running,
+    deadline: Option<Instant>,
+    /// When SIGTERM was sent because the time was up.
+    terminated: Option<Instant>,
+}
+
+impl Watch<'_> {
+    /// Until the command itself has ended.
+    fn until_end(&mut self, mut relay: Option<&mut Relay>) -> Result<Exit, ExecError> {
+        loop {
+            if let Some(exit) = sys("wait for the command", wait(self.running.pid, false))? {
+                return Ok(exit);
+            }
+            self.step(relay.as_deref_mut(), true, None)?;
+        }
+    }
+
+    /// Until nothing that the command started runs any more; signals and the timeout still hold.
+    fn until_empty(&mut self, mut relay: Option<&mut Relay>) -> Result<(u32, bool), ExecError> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if self.terminated.is_some() {
+                return Ok(self.running.cgroup.kill_all());
+            }
+            if self.running.cgroup.pids().is_empty() {
+                return Ok((0, true));
+            }
+            self.step(relay.as_deref_mut(), false, Some(pause))?;
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// One wait for whatever comes first, and what it asks for.
+    fn step(&mut self, relay: Option<&mut Relay>, alive: bool, at_most: Option<Duration>) -> Result<(), ExecError> {
+        let now = Instant::now();
+        let next = match self.terminated {
+            Some(at) => Some(at + GRACE),
+            None => self.deadline,
+        };
+        let wait = [next.map(|t| t.saturating_duration_since(now)), at_most].into_iter().flatten().min();
+        let timeout = wait.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() });
+        let mut fds = vec![PollFd::new(&self.running.signals, PollFlags::IN)];
+        if alive {
+            fds.push(PollFd::from_borrowed_fd(self.running.pidfd.as_fd(), PollFlags::IN));
+        }
+        let first_of_relay = fds.len();
+        if let Some(relay) = &relay {
+            relay.watch(&mut fds);
+        }
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return sys("wait for the command", Err(SysError::new("poll", "the command", e))),
+        }
+        let ready: Vec<bool> = fds[first_of_relay..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        while let Some(signal) = sys("read a signal", next_signal(self.running.signals.as_fd()))? {
+            self.forward(signal, relay.as_deref());
+        }
+        if let Some(relay) = relay {
+            relay.pump(&ready);
+        }
+        self.enforce(Instant::now());
+        Ok(())
+    }
+
+    fn forward(&self, signal: i32, relay: Option<&Relay>) {
+        match signal {
+            // Ours: children, urgent data of sockets, pipes that a reader closed.
+            libc::SIGCHLD | libc::SIGURG | libc::SIGPIPE => {}
+            libc::SIGWINCH if relay.is_some() => {
+                if let Some(relay) = relay {
+                    relay.resize();
+                }
+            }
+            // A command that has just ended takes no signal, and that is no error.
+            _ => drop(self.running.pidfd.kill(signal)),
+        }
+    }
+
+    fn enforce(&mut self, now: Instant) {
+        match self.terminated {
+            None if self.deadline.is_some_and(|t| now >= t) => {
+                self.running.cgroup.signal(libc::SIGTERM);
+                self.terminated = Some(now);
+            }
+            Some(at) if now >= at + GRACE => drop(self.running.cgroup.kill_all()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_apart() {
+        let exit = |code, signal| Exit { code, signal, user_ns: 0, system_ns: 0 };
+        for (e, timed_out, oom, want) in [
+            (exit(Some(0), None), false, false, (EndKind::Exited, 0)),
+            (exit(Some(3), None), false, false, (EndKind::Exited, 3)),
+            (exit(Some(137), None), false, false, (EndKind::Exited, 137)),
+            (exit(Some(137), None), false, true, (EndKind::Oom, 137)),
+            (exit(Some(1), None), false, true, (EndKind::Exited, 1)),
+            (exit(None, Some(9)), false, false, (EndKind::Signaled, 137)),
+            (exit(None, Some(9)), false, true, (EndKind::Oom, 137)),
+            (exit(None, Some(15)), false, false, (EndKind::Signaled, 143)),
+            (exit(None, Some(15)), true, false, (EndKind::Timeout, 124)),
+            (exit(Some(0), None), true, true, (EndKind::Timeout, 124)),
+        ] {
+            assert_eq!(classify(&e, timed_out, oom), want);
+        }
+    }
+}
