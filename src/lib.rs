@@ -2,5 +2,8 @@
 //!
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
+pub mod audit;
+pub mod durable;
 pub mod error;
 pub mod id;
+pub mod store;
