@@ -2,10 +2,13 @@
 //!
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
+pub mod audit;
+pub mod durable;
 pub mod error;
 pub mod id;
 pub mod init;
 pub mod policy;
 pub mod rootfs;
 pub mod runtime;
+pub mod store;
 pub mod sys;

@@ -1,0 +1,346 @@
+//! Generations: the tree that commits make, HEAD's place in it, and the chain of layers to mount for one of them.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::json;
+
+use crate::id::{ExecId, Generation, LayerId, Revision};
+
+use super::container::{by_key, live};
+use super::error::DbContext;
+use super::event::append;
+use super::{Container, ContainerKey, Store, StoreError, generation, now_ns, number, parsed};
+
+/// A committed generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationRow {
+    /// Its number, from 1.
+    pub number: Generation,
+    /// What HEAD was when it was committed.
+    pub parent: Generation,
+    /// Its layer.
+    pub layer: LayerId,
+    /// The exec that made it.
+    pub exec: ExecId,
+    /// The layer's digest as its committer gave it.
+    pub digest: Option<String>,
+    /// The layer's size in bytes as its committer gave it.
+    pub bytes: Option<u64>,
+    /// When, in nanoseconds since 1970 UTC.
+    pub committed_ns: i64,
+}
+
+/// What a committer says of the layer that it commits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommitInfo {
+    /// A digest of the layer, such as `sha256:…`; at most 128 bytes.
+    pub digest: Option<String>,
+    /// The layer's size in bytes.
+    pub bytes: Option<u64>,
+}
+
+/// A merged layer: what the generations from `last` down to, and without, `below` changed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Squash {
+    /// The newest generation in it.
+    pub last: Generation,
+    /// The ancestor of `last` on which it lies.
+    pub below: Generation,
+    /// How many times merged layers were merged again.
+    pub level: u32,
+    /// Its layer.
+    pub layer: LayerId,
+}
+
+/// One layer to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lower {
+    /// The layer.
+    pub layer: LayerId,
+    /// The newest generation in it.
+    pub last: Generation,
+    /// The generation on which it lies.
+    pub below: Generation,
+}
+
+/// What a rollback did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rollback {
+    /// HEAD before.
+    pub from: Generation,
+    /// HEAD now.
+    pub to: Generation,
+}
+
+const COLUMNS: &str = "number, parent, layer, exec, digest, bytes, committed_ns";
+
+impl GenerationRow {
+    fn from_row(row: &Row<'_>) -> rusqlite::Result<GenerationRow> {
+        Ok(GenerationRow {
+            number: generation(row, 0)?,
+            parent: generation(row, 1)?,
+            layer: parsed(row, 2)?,
+            exec: parsed(row, 3)?,
+            digest: row.get(4)?,
+            bytes: row.get::<_, Option<i64>>(5)?.map(|n| n as u64),
+            committed_ns: row.get(6)?,
+        })
+    }
+}
+
+impl Store {
+    /// A container's HEAD.
+    pub fn head(&self, key: ContainerKey) -> Result<Generation, StoreError> {
+        Ok(live(&self.conn, key)?.head)
+    }
+
+    /// A generation's row; there is none for 0.
+    pub fn generation(&self, key: ContainerKey, of: Generation) -> Result<GenerationRow, StoreError> {
+        row(&self.conn, key, of)?.ok_or(StoreError::GenerationNotFound { generation: of })
+    }
+
+    /// A generation and its ancestors, newest first, without 0 (which has no row).
+    pub fn chain(&self, key: ContainerKey, from: Generation) -> Result<Vec<GenerationRow>, StoreError> {
+        self.read("read chain", |tx| {
+            // Every chain ends at 0.
+            Ok(between(tx, key, Generation::ZERO, from)?.unwrap_or_default())
+        })
+    }
+
+    /// All generations of a container, oldest first, also those that HEAD has left.
+    pub fn generations(&self, key: ContainerKey) -> Result<Vec<GenerationRow>, StoreError> {
+        self.conn
+            .prepare_cached(&format!("SELECT {COLUMNS} FROM generations WHERE container = ? ORDER BY number"))
+            .and_then(|mut s| s.query_map([key.0], GenerationRow::from_row)?.collect())
+            .during("list generations")
+    }
+
+    /// The generations after `base` up to `head`, newest first; `None` if `base` is no ancestor of `head` (nor `head`
+    /// itself). Costs one look-up for each.
+    pub fn between(
+        &self,
+        key: ContainerKey,
+        base: Generation,
+        head: Generation,
+    ) -> Result<Option<Vec<GenerationRow>>, StoreError> {
+        self.read("read chain", |tx| between(tx, key, base, head))
+    }
+
+    /// Whether `old` is `new` or an ancestor of it.
+    pub fn is_ancestor(&self, key: ContainerKey, old: Generation, new: Generation) -> Result<bool, StoreError> {
+        Ok(self.between(key, old, new)?.is_some())
+    }
+
+    /// The generation that a person named.
+    pub fn resolve(&self, key: ContainerKey, revision: Revision) -> Result<Generation, StoreError> {
+        self.read("resolve generation", |tx| {
+            let head = live(tx, key)?.head;
+            match revision {
+                Revision::Number(number) => require(tx, key, number).map(|()| number),
+                Revision::Ancestor(back) => {
+                    let mut at = head;
+                    for depth in 0..back {
+                        if at == Generation::ZERO {
+                            return Err(StoreError::TooFarBack { back, depth });
+                        }
+                        at = parent(tx, key, at)?;
+                    }
+                    Ok(at)
+                }
+            }
+        })
+    }
+
+    /// The layers to mount, newest first, so that the container's root file system under them shows `of`.
+    ///
+    /// Starts at `of`, takes the longest squash where there is one, ends at the settled generation or at 0. If the settled
+    /// generation is no ancestor of `of`, the chain goes down to 0 and the root file system must be undone first.
+    pub fn mount_chain(&self, key: ContainerKey, of: Generation) -> Result<Vec<Lower>, StoreError> {
+        self.read("read mount chain", |tx| {
+            let container = live(tx, key)?;
+            mount_chain(tx, &container, of)
+        })
+    }
+
+    /// Moves HEAD to `to`, which must exist. What HEAD leaves stays, so this can be undone by another rollback.
+    ///
+    /// The caller holds the container's commit lock, so that no conflict check is under way.
+    pub fn rollback(&self, key: ContainerKey, to: Generation) -> Result<Rollback, StoreError> {
+        self.write("roll back", |tx| {
+            let container = live(tx, key)?;
+            require(tx, key, to)?;
+            set_head(tx, key, to)?;
+            let payload = json!({"from": container.head, "to": to});
+            append(tx, now_ns(), Some((key, &container.id)), "rollback", &payload)?;
+            Ok(Rollback { from: container.head, to })
+        })
+    }
+
+    /// Records a merged layer, whose data is complete. `below` must be an ancestor of `last`.
+    pub fn add_squash(&self, key: ContainerKey, squash: &Squash) -> Result<(), StoreError> {
+        self.write("add squash", |tx| {
+            live(tx, key)?;
+            require(tx, key, squash.last)?;
+            if squash.below >= squash.last || between(tx, key, squash.below, squash.last)?.is_none() {
+                return Err(StoreError::GenerationNotFound { generation: squash.below });
+            }
+            tx.prepare_cached(
+                "INSERT INTO squashes(container, last, below, level, layer, created_ns) VALUES(?, ?, ?, ?, ?, ?)",
+            )
+            .and_then(|mut s| {
+                s.execute(params![
+                    key.0,
+                    number(squash.last.0),
+                    number(squash.below.0),
+                    squash.level,
+                    squash.layer.to_string(),
+                    now_ns()
+                ])
+            })
+            .during("add squash")?;
+            Ok(())
+        })
+    }
+
+    /// A container's merged layers, by their newest generation, then the longest first.
+    pub fn squashes(&self, key: ContainerKey) -> Result<Vec<Squash>, StoreError> {
+        self.conn
+            .prepare_cached("SELECT last, below, level, layer FROM squashes WHERE container = ? ORDER BY last, below")
+            .and_then(|mut s| {
+                s.query_map([key.0], |row| {
+                    Ok(Squash {
+                        last: generation(row, 0)?,
+                        below: generation(row, 1)?,
+                        level: row.get(2)?,
+                        layer: parsed(row, 3)?,
+                    })
+                })?
+                .collect()
+            })
+            .during("list squashes")
+    }
+}
+
+fn row(conn: &Connection, key: ContainerKey, of: Generation) -> Result<Option<GenerationRow>, StoreError> {
+    conn.prepare_cached(&format!("SELECT {COLUMNS} FROM generations WHERE container = ? AND number = ?"))
+        .and_then(|mut s| s.query_row(params![key.0, number(of.0)], GenerationRow::from_row).optional())
+        .during("read generation")
+}
+
+fn parent(conn: &Connection, key: ContainerKey, of: Generation) -> Result<Generation, StoreError> {
+    conn.prepare_cached("SELECT parent FROM generations WHERE container = ? AND number = ?")
+        .and_then(|mut s| s.query_row(params![key.0, number(of.0)], |row| generation(row, 0)).optional())
+        .during("read generation")?
+        .ok_or(StoreError::GenerationNotFound { generation: of })
+}
+
+/// Fails unless the generation is 0 or has a row.
+pub(super) fn require(conn: &Connection, key: ContainerKey, of: Generation) -> Result<(), StoreError> {
+    if of != Generation::ZERO {
+        parent(conn, key, of)?;
+    }
+    Ok(())
+}
+
+fn between(
+    conn: &Connection,
+    key: ContainerKey,
+    base: Generation,
+    head: Generation,
+) -> Result<Option<Vec<GenerationRow>>, StoreError> {
+    by_key(conn, key)?;
+    let mut rows = Vec::new();
+    let mut at = head;
+    // A parent's number is less than its child's (the table checks it), so this ends.
+    while at > base {
+        let found = row(conn, key, at)?.ok_or(StoreError::GenerationNotFound { generation: at })?;
+        at = found.parent;
+        rows.push(found);
+    }
+    Ok((at == base).then_some(rows))
+}
+
+/// See [`Store::mount_chain`].
+pub(super) fn mount_chain(conn: &Connection, container: &Container, of: Generation) -> Result<Vec<Lower>, StoreError> {
+    const OP: &str = "read mount chain";
+    let key = container.key;
+    let mut squash = conn
+        .prepare_cached(
+            "SELECT below, layer FROM squashes WHERE container = ? AND last = ? AND below >= ? ORDER BY below LIMIT 1",
+        )
+        .during(OP)?;
+    let mut single =
+        conn.prepare_cached("SELECT parent, layer FROM generations WHERE container = ? AND number = ?").during(OP)?;
+    let lower =
+        |last: Generation| move |row: &Row<'_>| Ok(Lower { below: generation(row, 0)?, layer: parsed(row, 1)?, last });
+    let mut chain = Vec::new();
+    let mut at = of;
+    while at != container.settled && at != Generation::ZERO {
+        // Above the settled generation a squash must not reach behind it; below it (the root file system shows something
+        // that is no ancestor) any will do.
+        let floor = if at > container.settled { container.settled } else { Generation::ZERO };
+        let merged =
+            squash.query_row(params![key.0, number(at.0), number(floor.0)], lower(at)).optional().during(OP)?;
+        let next = match merged {
+            Some(found) => found,
+            None => single
+                .query_row(params![key.0, number(at.0)], lower(at))
+                .optional()
+                .during(OP)?
+                .ok_or(StoreError::GenerationNotFound { generation: at })?,
+        };
+        at = next.below;
+        chain.push(next);
+    }
+    Ok(chain)
+}
+
+/// Points HEAD at a generation that exists.
+fn set_head(tx: &Connection, key: ContainerKey, to: Generation) -> Result<(), StoreError> {
+    tx.prepare_cached("UPDATE containers SET head = ? WHERE key = ?")
+        .and_then(|mut s| s.execute(params![number(to.0), key.0]))
+        .during("move HEAD")?;
+    Ok(())
+}
+
+/// Makes the next generation on HEAD, which must be `expected`, and moves HEAD to it.
+pub(super) fn commit(
+    tx: &Connection,
+    container: &Container,
+    expected: Generation,
+    exec: &ExecId,
+    layer: &LayerId,
+    info: &CommitInfo,
+    now: i64,
+) -> Result<Generation, StoreError> {
+    if container.removed_ns.is_some() {
+        return Err(StoreError::ContainerRemoved { key: container.key });
+    }
+    if container.head != expected {
+        return Err(StoreError::HeadMoved { expected, head: container.head });
+    }
+    if let Some(digest) = info.digest.as_ref().filter(|d| d.len() > 128) {
+        return Err(StoreError::TooLarge { what: "layer digest", size: digest.len() as u64, limit: 128 });
+    }
+    let new = Generation(container.last_generation.0 + 1);
+    tx.prepare_cached(
+        "INSERT INTO generations(container, number, parent, layer, exec, digest, bytes, committed_ns)
+         VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .and_then(|mut s| {
+        s.execute(params![
+            container.key.0,
+            number(new.0),
+            number(expected.0),
+            layer.to_string(),
+            exec.to_string(),
+            info.digest,
+            info.bytes.map(number),
+            now
+        ])
+    })
+    .during("add generation")?;
+    tx.prepare_cached("UPDATE containers SET head = ?1, last_generation = ?1 WHERE key = ?2")
+        .and_then(|mut s| s.execute(params![number(new.0), container.key.0]))
+        .during("move HEAD")?;
+    Ok(new)
+}

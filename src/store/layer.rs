@@ -1,0 +1,173 @@
+//! Layers as directories: staged before their row, kept with it, deleted after it.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::durable::{self, flock, is_at};
+use crate::id::LayerId;
+
+use super::error::IoContext;
+use super::{Store, StoreError, trash};
+
+/// The longest list of touched paths that is read back, in bytes.
+const MAX_TOUCHED: u64 = 256 << 20;
+
+/// A new layer without a row. Dropping it removes its directory; [`StagedLayer::keep`] leaves it.
+///
+/// It holds a lock on its directory, by which the collector knows that it is no garbage.
+#[derive(Debug)]
+#[must_use = "dropping a staged layer removes it"]
+pub struct StagedLayer {
+    id: LayerId,
+    dir: PathBuf,
+    trash: PathBuf,
+    kept: bool,
+    _lock: OwnedFd,
+}
+
+impl StagedLayer {
+    /// The layer's id.
+    pub fn id(&self) -> LayerId {
+        self.id
+    }
+
+    /// Its `upper` directory.
+    pub fn upper(&self) -> PathBuf {
+        self.dir.join("upper")
+    }
+
+    /// Its `work` directory.
+    pub fn work(&self) -> PathBuf {
+        self.dir.join("work")
+    }
+
+    /// Leaves the layer where it is: to be called when a row names it.
+    pub fn keep(mut self) -> LayerId {
+        self.kept = true;
+        self.id
+    }
+}
+
+impl Drop for StagedLayer {
+    fn drop(&mut self) {
+        if !self.kept {
+            // What can't be removed here (say, because it is still mounted) is garbage for the collector.
+            let _ = trash::discard(&self.dir, &self.trash, &self.id.to_string());
+        }
+    }
+}
+
+/// A layer that no row names any more, by the transaction that took the last one away. Its data is still there.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the layer's data is still there: give it to Store::delete_layer"]
+pub struct Released(pub(super) LayerId);
+
+impl Released {
+    /// The layer's id.
+    pub fn id(&self) -> LayerId {
+        self.0
+    }
+}
+
+/// Layer ids from a query.
+pub(super) fn released(ids: Vec<String>) -> Result<Vec<Released>, StoreError> {
+    ids.into_iter()
+        .map(|id| {
+            id.parse().map(Released).map_err(|e: crate::id::IdError| StoreError::Database {
+                op: "read layer",
+                source: rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(e)),
+            })
+        })
+        .collect()
+}
+
+impl Store {
+    /// Makes the directories of a new layer: `upper` (0755) and `work` (0700), both empty.
+    pub fn create_layer(&self) -> Result<StagedLayer, StoreError> {
+        // Twice only if the collector sees the directory before we lock it.
+        loop {
+            let id = LayerId::new();
+            let dir = self.layer_dir(&id);
+            durable::make_dir(&dir, 0o700).at("mkdir", &dir)?;
+            let lock = match open_dir(&dir) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                other => other.at("open", &dir)?,
+            };
+            let free = match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => false,
+                other => other.map(|()| true).at("flock", &dir)?,
+            };
+            if !free || !is_at(&lock, &dir).at("stat", &dir)? {
+                continue;
+            }
+            let staged = StagedLayer { id, trash: self.trash_dir(), kept: false, _lock: lock, dir };
+            for (path, mode) in [(staged.upper(), 0o755), (staged.work(), 0o700)] {
+                durable::make_dir(&path, mode).at("mkdir", &path)?;
+            }
+            return Ok(staged);
+        }
+    }
+
+    /// The directory that all layers are in. With it as working directory, `LAYERID/upper` names a layer in 32 bytes.
+    pub fn layers_dir(&self) -> &Path {
+        &self.layers
+    }
+
+    /// A layer's own directory.
+    pub fn layer_dir(&self, layer: &LayerId) -> PathBuf {
+        self.layers.join(layer.to_string())
+    }
+
+    /// A layer's `upper` directory.
+    pub fn upper(&self, layer: &LayerId) -> PathBuf {
+        self.layer_dir(layer).join("upper")
+    }
+
+    /// A layer's `work` directory.
+    pub fn work(&self, layer: &LayerId) -> PathBuf {
+        self.layer_dir(layer).join("work")
+    }
+
+    /// Writes the list of paths that a layer touches, whole or not at all. Opaque to the store. Like the layer itself it
+    /// is not synced: after a power loss it may be missing or empty, and can be had again by walking the layer.
+    pub fn write_touched(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.layer_dir(layer).join("touched");
+        durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
+    }
+
+    /// The list of paths that a layer touches; `None` if none was written. Fails if it is longer than 256 MiB.
+    pub fn read_touched(&self, layer: &LayerId) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.layer_dir(layer).join("touched");
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            other => std::fs::File::from(other.at("open", &path)?),
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_TOUCHED + 1).read_to_end(&mut bytes).at("read", &path)?;
+        if bytes.len() as u64 > MAX_TOUCHED {
+            return Err(StoreError::TooLarge {
+                what: "list of touched paths",
+                size: bytes.len() as u64,
+                limit: MAX_TOUCHED,
+            });
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Deletes the data of a layer that no row names. It must not be mounted any more. Never leaves the file system that the
+    /// store is on: something mounted inside makes it fail with `EXDEV` or `EBUSY`; the rest stays in the trash for the
+    /// collector.
+    pub fn delete_layer(&self, released: Released) -> Result<(), StoreError> {
+        let dir = self.layer_dir(&released.0);
+        trash::discard(&dir, &self.trash_dir(), &released.0.to_string()).at("delete layer", &dir)
+    }
+}
+
+pub(super) fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}

@@ -1,0 +1,97 @@
+//! Locks that say who lives: a supervisor's for its exec, and the one by which a container's HEAD is decided.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::durable::LockFile;
+use crate::id::ExecId;
+
+use super::error::IoContext;
+use super::{ContainerKey, ExecRecord, Store, StoreError, exec};
+
+/// Held by an exec's supervisor from before its row is made until after it has ended.
+#[derive(Debug)]
+#[must_use = "the exec counts as abandoned when the lock is dropped"]
+pub struct ExecLock {
+    lock: LockFile,
+}
+
+impl ExecLock {
+    /// Takes the lock of a new exec. The descriptor is close-on-exec.
+    pub fn create(store: &Store, exec: &ExecId) -> Result<ExecLock, StoreError> {
+        let path = store.exec_lock_path(exec);
+        Ok(ExecLock { lock: LockFile::lock(&path).at("lock", &path)? })
+    }
+
+    /// Removes the lock: to be called when the exec's end is recorded. Merely dropped, its file stays for the collector.
+    pub fn release(self) -> Result<(), StoreError> {
+        let path = self.lock.path().to_owned();
+        self.lock.unlink().at("unlink", &path)
+    }
+}
+
+/// Held while a container's HEAD is being decided (conflict check and commit, rollback, settle), so that the database need not
+/// be locked for that long.
+#[derive(Debug)]
+#[must_use = "the lock ends when it is dropped"]
+pub struct CommitLock {
+    _lock: LockFile,
+}
+
+/// An exec whose supervisor was killed, claimed by us: nobody else recovers it while this is held.
+#[derive(Debug)]
+pub struct Abandoned {
+    /// What is known of it.
+    pub record: ExecRecord,
+    lock: LockFile,
+}
+
+impl Abandoned {
+    /// Removes the lock's file: to be called when the exec's end is recorded ([`Store::mark_aborted`]). Merely dropped,
+    /// the exec can be claimed again.
+    pub fn recovered(self) -> Result<(), StoreError> {
+        let path = self.lock.path().to_owned();
+        self.lock.unlink().at("unlink", &path)
+    }
+}
+
+impl Store {
+    /// Takes a container's commit lock, waiting as long as it takes.
+    pub fn commit_lock(&self, key: ContainerKey) -> Result<CommitLock, StoreError> {
+        let path = self.commit_lock_path(key);
+        Ok(CommitLock { _lock: LockFile::lock(&path).at("lock", &path)? })
+    }
+
+    /// Takes a container's commit lock, waiting for at most `timeout`; `None` if somebody had it all the time.
+    pub fn commit_lock_for(&self, key: ContainerKey, timeout: Duration) -> Result<Option<CommitLock>, StoreError> {
+        let path = self.commit_lock_path(key);
+        Ok(LockFile::lock_for(&path, timeout).at("lock", &path)?.map(|lock| CommitLock { _lock: lock }))
+    }
+
+    /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover: kill
+    /// what is left in its cgroups, unmount, seal its layer, [`Store::mark_aborted`], [`Abandoned::recovered`].
+    ///
+    /// Cheap where nothing runs. Those that another process is recovering are left out.
+    pub fn abandoned(&self, key: Option<ContainerKey>) -> Result<Vec<Abandoned>, StoreError> {
+        let mut found = Vec::new();
+        for record in exec::running(&self.conn, key)? {
+            let path = self.exec_lock_path(&record.id);
+            let Some(lock) = LockFile::try_lock(&path).at("lock", &path)? else { continue };
+            // It may have ended between the two look-ups, and its lock file then is one that we have just made.
+            match exec::by_id(&self.conn, record.container, &record.id) {
+                Ok(record) if record.disposition.is_none() => found.push(Abandoned { record, lock }),
+                Ok(_) | Err(StoreError::ExecNotFound { .. }) => lock.unlink().at("unlink", &path)?,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn exec_lock_path(&self, exec: &ExecId) -> PathBuf {
+        self.locks_dir().join(exec.to_string())
+    }
+
+    pub(super) fn commit_lock_path(&self, key: ContainerKey) -> PathBuf {
+        self.locks_dir().join(format!("c-{}", key.0))
+    }
+}

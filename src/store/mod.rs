@@ -1,0 +1,237 @@
+//! What persists: containers, their generations, execs, layers and the event log.
+//!
+//! Metadata is in SQLite, file trees in `layers/`; docs/on-disk-format.md has the layout and the invariants. The store
+//! never mounts and never walks a layer (deleting one in `trash/` apart). Many short-lived processes use it at once: each
+//! opens a [`Store`] of its own. Create = data, then row; delete = row, then data.
+//!
+//! Times are nanoseconds since 1970 UTC, sizes bytes.
+
+mod check;
+mod container;
+mod error;
+mod event;
+mod exec;
+mod finish;
+pub mod gc;
+mod generation;
+mod layer;
+mod lock;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod trash;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rustix::fs::{Mode, OFlags};
+
+use crate::durable::{self, fault};
+use crate::id::Generation;
+
+pub use check::Finding;
+pub use container::{Container, ContainerKey, NewContainer, RemovedContainer};
+pub use error::StoreError;
+pub use event::{EventLines, LogEntry};
+pub use exec::{Begun, ExecRecord, LayerMode, NewExec};
+pub use finish::{Disposition, Ending, Finished, Outcome};
+pub use generation::{CommitInfo, GenerationRow, Lower, Rollback, Squash};
+pub use layer::{Released, StagedLayer};
+pub use lock::{Abandoned, CommitLock, ExecLock};
+
+use error::{DbContext, IoContext};
+
+/// The longest JSON text of an exec's result, in bytes.
+pub const MAX_RESULT: usize = 1 << 20;
+/// The longest JSON text of an exec's end, usage or summary, and of its arguments, in bytes.
+pub const MAX_FIELD: usize = 64 << 10;
+/// How many exec rows that kept no layer are kept for one container.
+pub const MAX_LIGHT_ROWS: u64 = 1000;
+
+/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database.
+const WAL_PAGES: u32 = 256;
+/// How long a writer waits for the others.
+const BUSY_LIMIT: Duration = Duration::from_secs(30);
+
+/// An open store. Use one per thread; opening one takes well under a millisecond.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    layers: PathBuf,
+    conn: Connection,
+}
+
+/// The time now, in nanoseconds since 1970 UTC.
+pub fn now_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+}
+
+impl Store {
+    /// Opens the store at `root`, making what is missing (with its parents) and migrating an older format.
+    ///
+    /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.
+    pub fn open(root: &Path) -> Result<Store, StoreError> {
+        let dir = open_root(root)?;
+        check_root(root, &dir)?;
+        for name in ["layers", "trash", "locks"] {
+            match rustix::fs::mkdirat(&dir, name, Mode::RWXU) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(e) => return Err(e).at("mkdir", &root.join(name)),
+            }
+        }
+        let path = root.join("db.sqlite");
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut conn = Connection::open_with_flags(&path, flags).during("open")?;
+        conn.set_prepared_statement_cache_capacity(64);
+        conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
+        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
+        schema::migrate(&conn, &path, schema::MIGRATIONS)?;
+        conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={WAL_PAGES}"))
+            .during("configure")?;
+        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
+    }
+
+    /// The store's root directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Moves the write-ahead log into the database, as far as no reader or writer is in the way. To be called where nobody
+    /// waits (while a command runs for longer than some tens of milliseconds): it syncs.
+    pub fn maintain(&self) -> Result<(), StoreError> {
+        self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).during("checkpoint")
+    }
+
+    /// One transaction that may write. It is committed if `f` returns `Ok`, else rolled back.
+    fn write<T>(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&Connection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).during(op)?;
+        let value = f(&tx)?;
+        fault::step("commit").at(op, &self.root)?;
+        tx.commit().during(op)?;
+        Ok(value)
+    }
+
+    /// One transaction that reads one state of the database.
+    fn read<T>(&self, op: &'static str, f: impl FnOnce(&Connection) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Deferred).during(op)?;
+        f(&tx)
+    }
+
+    fn locks_dir(&self) -> PathBuf {
+        self.root.join("locks")
+    }
+
+    fn trash_dir(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+}
+
+/// SQLite's own handler sleeps up to 100 ms at a time; our transactions take about 0.1 ms, so short steps.
+fn wait_for_others(attempt: i32) -> bool {
+    let micros = (50u64 << attempt.clamp(0, 5)).min(2000);
+    std::thread::sleep(Duration::from_micros(micros));
+    (attempt as u64) * 1600 < BUSY_LIMIT.as_micros() as u64
+}
+
+fn open_root(root: &Path) -> Result<rustix::fd::OwnedFd, StoreError> {
+    let open = || rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    match open() {
+        Err(rustix::io::Errno::NOENT) => {}
+        other => return other.at("open", root),
+    }
+    if let Some(parent) = root.parent() {
+        std::fs::create_dir_all(parent).at("mkdir", parent)?;
+    }
+    match durable::make_dir(root, 0o700) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e).at("mkdir", root),
+        _ => {}
+    }
+    open().at("open", root)
+}
+
+/// File systems that overlayfs refuses as upper, or on which SQLite's locks and shared memory can't be relied on.
+const UNSUITABLE: &[(u64, &str)] = &[
+    (0x794c_7630, "overlayfs"),
+    (0x6969, "NFS"),
+    (0x6573_5546, "FUSE"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x0102_1997, "9p"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x4d44, "FAT"),
+    (0x2011_bab0, "exFAT"),
+    (0x5346_544e, "NTFS"),
+    (0xf15f, "eCryptfs"),
+    (0x7371_7368, "squashfs"),
+    (0xe0f5_e1e2, "EROFS"),
+    (0x9660, "ISO 9660"),
+    (0x8584_58f6, "ramfs"),
+    (0x9fa0, "proc"),
+    (0x6265_6572, "sysfs"),
+];
+
+fn unsuitable(magic: u64) -> Option<&'static str> {
+    UNSUITABLE.iter().find(|(m, _)| *m == magic).map(|(_, name)| *name)
+}
+
+fn check_root(root: &Path, dir: &rustix::fd::OwnedFd) -> Result<(), StoreError> {
+    let fs = rustix::fs::fstatfs(dir).at("statfs", root)?;
+    if let Some(filesystem) = unsuitable(fs.f_type as u64 & 0xffff_ffff) {
+        return Err(StoreError::Filesystem { path: root.to_owned(), filesystem });
+    }
+    let stat = rustix::fs::fstat(dir).at("stat", root)?;
+    let mode = stat.st_mode & 0o7777;
+    if stat.st_uid != rustix::process::geteuid().as_raw() || mode & 0o077 != 0 {
+        return Err(StoreError::NotPrivate { path: root.to_owned(), owner: stat.st_uid, mode });
+    }
+    Ok(())
+}
+
+/// A path as the blob that the database holds.
+fn path_blob(path: &Path) -> &[u8] {
+    std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())
+}
+
+/// A path from the blob that the database holds.
+fn blob_path(blob: Vec<u8>) -> PathBuf {
+    PathBuf::from(<std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(blob))
+}
+
+/// A column's text, parsed; text that can't be parsed is a damaged row.
+fn parsed<T>(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<T>
+where
+    T: std::str::FromStr,
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    row.get_ref(column)?
+        .as_str()?
+        .parse()
+        .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, Box::new(e)))
+}
+
+/// Like [`parsed`] for a column that may be null.
+fn parsed_opt<T>(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Option<T>>
+where
+    T: std::str::FromStr,
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    if row.get_ref(column)? == rusqlite::types::ValueRef::Null { Ok(None) } else { parsed(row, column).map(Some) }
+}
+
+/// A generation's number from its column.
+fn generation(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Generation> {
+    Ok(Generation(row.get::<_, i64>(column)? as u64))
+}
+
+/// A number for a column: SQLite's integers are signed.
+fn number(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}

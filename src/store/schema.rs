@@ -1,0 +1,153 @@
+//! The database's format: its tables, and the steps from each version to the next.
+//!
+//! docs/on-disk-format.md explains the tables; a change here is a new step there, here, and in the tests.
+
+use std::path::Path;
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+use super::StoreError;
+use super::error::{DbContext, IoContext};
+use crate::durable::fault;
+
+/// "asbx": marks a database as ours.
+const APPLICATION_ID: i64 = 0x6173_6278;
+
+/// Step N (from 0) takes format N to N + 1.
+pub(super) const MIGRATIONS: &[&str] = &[V1];
+
+const V1: &str = "
+CREATE TABLE containers(
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL,
+    root BLOB NOT NULL,
+    bundle BLOB NOT NULL,
+    rootfs BLOB NOT NULL,
+    created_ns INTEGER NOT NULL,
+    head INTEGER NOT NULL DEFAULT 0,
+    last_generation INTEGER NOT NULL DEFAULT 0,
+    settled INTEGER NOT NULL DEFAULT 0,
+    removed_ns INTEGER
+) STRICT;
+CREATE INDEX containers_live ON containers(id) WHERE removed_ns IS NULL;
+CREATE TABLE generations(
+    container INTEGER NOT NULL REFERENCES containers(key),
+    number INTEGER NOT NULL,
+    parent INTEGER NOT NULL CHECK(parent < number),
+    layer TEXT NOT NULL,
+    exec TEXT NOT NULL,
+    digest TEXT,
+    bytes INTEGER,
+    committed_ns INTEGER NOT NULL,
+    PRIMARY KEY(container, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE squashes(
+    container INTEGER NOT NULL REFERENCES containers(key),
+    last INTEGER NOT NULL,
+    below INTEGER NOT NULL CHECK(below < last),
+    level INTEGER NOT NULL,
+    layer TEXT NOT NULL,
+    created_ns INTEGER NOT NULL,
+    PRIMARY KEY(container, last, below)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE execs(
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    container INTEGER NOT NULL REFERENCES containers(key),
+    engine_exec TEXT,
+    args TEXT NOT NULL,
+    args_dropped INTEGER NOT NULL,
+    cwd BLOB NOT NULL,
+    uid INTEGER NOT NULL,
+    gid INTEGER NOT NULL,
+    mode TEXT NOT NULL,
+    layer TEXT,
+    base INTEGER NOT NULL,
+    supervisor_pid INTEGER NOT NULL,
+    cgroups BLOB NOT NULL,
+    started_ns INTEGER NOT NULL,
+    disposition TEXT,
+    finished_ns INTEGER,
+    generation INTEGER,
+    event INTEGER,
+    survivors INTEGER,
+    \"end\" TEXT,
+    usage TEXT,
+    summary TEXT,
+    result TEXT
+) STRICT;
+CREATE UNIQUE INDEX execs_id ON execs(container, id);
+CREATE INDEX execs_running ON execs(container) WHERE disposition IS NULL;
+CREATE INDEX execs_light ON execs(container) WHERE disposition IN ('empty', 'discarded');
+CREATE TABLE events(
+    seq INTEGER PRIMARY KEY,
+    time_ns INTEGER NOT NULL,
+    container INTEGER NOT NULL,
+    container_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    prev BLOB NOT NULL,
+    hash BLOB NOT NULL
+) STRICT;
+CREATE INDEX events_not_exec ON events(container) WHERE kind <> 'exec';
+CREATE TABLE chain(
+    one INTEGER PRIMARY KEY CHECK(one = 1),
+    base_seq INTEGER NOT NULL,
+    base_hash BLOB NOT NULL,
+    last_seq INTEGER NOT NULL,
+    head_hash BLOB NOT NULL
+) STRICT;
+INSERT INTO chain VALUES(1, 0, zeroblob(32), 0, zeroblob(32));
+";
+
+/// Brings the database to the newest format of `steps`, or says why not. One pragma where there is nothing to do.
+pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<(), StoreError> {
+    let known = steps.len() as i64;
+    let version = user_version(conn)?;
+    if version == known {
+        return Ok(());
+    }
+    refuse_newer(path, version, known)?;
+    if version == 0 {
+        // Persistent in the file; can't be changed inside a transaction.
+        conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))
+            .during("switch to WAL mode")?;
+    }
+    fault::step("migrate").at("migrate", path)?;
+    let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).during("begin migration")?;
+    // Another process may have done it while we waited.
+    let version = user_version(&tx)?;
+    refuse_newer(path, version, known)?;
+    if version == 0 {
+        let tables: i64 =
+            tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).during("read the schema")?;
+        if tables != 0 {
+            return Err(StoreError::NotOurs { path: path.to_owned() });
+        }
+        tx.pragma_update(None, "application_id", APPLICATION_ID).during("mark the database")?;
+    } else {
+        let application: i64 =
+            tx.pragma_query_value(None, "application_id", |row| row.get(0)).during("read the application id")?;
+        if application != APPLICATION_ID {
+            return Err(StoreError::NotOurs { path: path.to_owned() });
+        }
+    }
+    for step in steps.iter().skip(version as usize) {
+        tx.execute_batch(step).during("migrate")?;
+    }
+    tx.pragma_update(None, "user_version", known).during("set the format version")?;
+    fault::step("commit migration").at("migrate", path)?;
+    tx.commit().during("commit migration")
+}
+
+fn refuse_newer(path: &Path, found: i64, known: i64) -> Result<(), StoreError> {
+    if (0..=known).contains(&found) {
+        Ok(())
+    } else {
+        Err(StoreError::NewerFormat { path: path.to_owned(), found, known })
+    }
+}
+
+fn user_version(conn: &Connection) -> Result<i64, StoreError> {
+    conn.pragma_query_value(None, "user_version", |row| row.get(0)).during("read the format version")
+}
