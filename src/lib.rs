@@ -2,5 +2,7 @@
 //!
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
+pub mod diff;
 pub mod error;
 pub mod id;
+pub mod sys;
