@@ -11,4 +11,7 @@ pub mod policy;
 pub mod rootfs;
 pub mod runtime;
 pub mod store;
+pub mod diff;
+pub mod error;
+pub mod id;
 pub mod sys;

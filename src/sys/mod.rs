@@ -62,3 +62,6 @@ impl<T> Call<T> for Result<T, std::io::Error> {
 pub(crate) fn check(ret: libc::c_long) -> Result<libc::c_long, std::io::Error> {
     if ret == -1 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
 }
+//! Raw system calls: the only home of `unsafe`, for what `rustix` has no safe wrapper of.
+
+pub mod fs;

@@ -1,0 +1,180 @@
+//! Renames: an added and a deleted path that are the same file.
+//!
+//! Overlayfs turns a rename into a copy and a whiteout, so identity is gone; what is left is the content, and size,
+//! modification time, mode and owner, which a rename keeps. Pairs are told only where all of these agree. Where
+//! several deleted files agree, one of the same name is preferred, and then the first by path.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{Stat, readlinkat};
+use rustix::io::Errno;
+
+use super::Options;
+use super::change::{Diff, FileType, Kind};
+use super::content::{Comparer, open_file};
+use super::descent::Found;
+use super::error::DiffError;
+use super::locate::{Locator, file_type, mtime, size};
+use super::path::PathBytes;
+
+/// How many deleted files of the same look an added one is compared with.
+const TRIES: usize = 8;
+
+/// What must agree before content is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    file_type: FileType,
+    size: u64,
+    mtime: (i64, u32),
+    mode: u32,
+    owner: (u32, u32),
+}
+
+impl Key {
+    /// None for what can't be told to be the same: devices, pipes, sockets.
+    pub(crate) fn of(stat: &Stat) -> Option<Key> {
+        let file_type = file_type(stat);
+        matches!(file_type, FileType::File | FileType::Symlink).then(|| Key {
+            file_type,
+            size: size(stat),
+            mtime: mtime(stat),
+            mode: stat.st_mode & 0o7777,
+            owner: (stat.st_uid, stat.st_gid),
+        })
+    }
+}
+
+/// One half of a possible rename: its change, or its path where it is not listed.
+pub(crate) struct Candidate {
+    pub key: Key,
+    pub change: Option<usize>,
+    pub path: Option<PathBytes>,
+}
+
+#[derive(Default)]
+pub(crate) struct Candidates {
+    pub added: Vec<Candidate>,
+    pub deleted: Vec<Candidate>,
+}
+
+/// A deleted file, until it is found elsewhere.
+struct Gone {
+    path: PathBytes,
+    change: Option<usize>,
+    taken: bool,
+}
+
+/// Finds the pairs and turns each into one `renamed` change.
+pub(crate) fn pair(
+    candidates: Candidates,
+    diff: &mut Diff,
+    uppers: &[BorrowedFd<'_>],
+    lowers: &[BorrowedFd<'_>],
+    options: &Options,
+    content: &mut Comparer,
+) -> Result<(), DiffError> {
+    if candidates.added.is_empty() || candidates.deleted.is_empty() {
+        return Ok(());
+    }
+    let mut by_key: HashMap<Key, Vec<Gone>> = HashMap::new();
+    let mut wanted: HashMap<Key, u32> = HashMap::new();
+    for added in &candidates.added {
+        *wanted.entry(added.key).or_default() += 1;
+    }
+    for deleted in candidates.deleted.into_iter().filter(|deleted| wanted.contains_key(&deleted.key)) {
+        let Some(path) = deleted.path.or_else(|| deleted.change.map(|index| diff.changes[index].path.clone())) else {
+            continue;
+        };
+        by_key.entry(deleted.key).or_default().push(Gone { path, change: deleted.change, taken: false });
+    }
+    if by_key.is_empty() {
+        return Ok(());
+    }
+    let mut by_name: HashMap<Key, HashMap<Vec<u8>, Vec<usize>>> = HashMap::new();
+    for (key, gone) in &mut by_key {
+        gone.sort_by(|a, b| a.path.cmp(&b.path));
+        let names = by_name.entry(*key).or_default();
+        for (index, gone) in gone.iter().enumerate().rev() {
+            names.entry(gone.path.file_name().to_vec()).or_default().push(index);
+        }
+    }
+    let mut above = Locator::new(uppers, false, options.namespace, options.max_depth)?;
+    let mut below = Locator::new(lowers, true, options.namespace, options.max_depth)?;
+    let mut dropped = vec![false; diff.changes.len()];
+    // Files of the same name first, so that no other takes what is theirs.
+    for same_name in [true, false] {
+        let mut start: HashMap<Key, usize> = HashMap::new();
+        for added in &candidates.added {
+            let (Some(index), Some(gone)) = (added.change, by_key.get_mut(&added.key)) else { continue };
+            if diff.changes[index].kind != Kind::Added
+                || (added.key.size == 0 && (gone.len() > 1 || wanted[&added.key] > 1))
+            {
+                continue;
+            }
+            let path = diff.changes[index].path.clone();
+            let tries: Vec<usize> = if same_name {
+                let names = by_name.get_mut(&added.key).and_then(|names| names.get_mut(path.file_name()));
+                names.map(|names| names.pop().into_iter().collect()).unwrap_or_default()
+            } else {
+                let start = start.entry(added.key).or_default();
+                while gone.get(*start).is_some_and(|gone| gone.taken) {
+                    *start += 1;
+                }
+                (*start..gone.len()).filter(|i| !gone[*i].taken).take(TRIES).collect()
+            };
+            for at in tries {
+                if !same(&mut above, &path, &mut below, &gone[at].path, &added.key, content)? {
+                    continue;
+                }
+                gone[at].taken = true;
+                let change = &mut diff.changes[index];
+                change.kind = Kind::Renamed;
+                change.from = Some(gone[at].path.clone());
+                diff.summary.merge_rename(change.size.unwrap_or(0));
+                if let Some(old) = gone[at].change {
+                    dropped[old] = true;
+                }
+                break;
+            }
+        }
+    }
+    let mut index = 0;
+    diff.changes.retain(|_| {
+        index += 1;
+        !dropped[index - 1]
+    });
+    Ok(())
+}
+
+fn same(
+    above: &mut Locator,
+    new: &PathBytes,
+    below: &mut Locator,
+    old: &PathBytes,
+    key: &Key,
+    content: &mut Comparer,
+) -> Result<bool, DiffError> {
+    let (Found::Node { at: a, stat: _ }, Found::Node { at: b, stat }) = (above.find(new)?, below.find(old)?) else {
+        return Ok(false);
+    };
+    if Key::of(&stat) != Some(*key) {
+        return Ok(false);
+    }
+    let (upper, lower) = (&above.dirs()[a], &below.dirs()[b]);
+    if key.file_type == FileType::Symlink {
+        let target = readlinkat(upper.fd(), above.name(), Vec::new());
+        let target = target.map_err(|source| above.failed("readlinkat", upper.layer, source))?;
+        return Ok(readlinkat(lower.fd(), below.name(), Vec::new()).is_ok_and(|was| was == target));
+    }
+    let file = open_file(upper.fd(), above.name());
+    let file = file.map_err(|source| above.failed("openat", upper.layer, source))?;
+    let was = match open_file(lower.fd(), below.name()) {
+        Ok(was) => was,
+        Err(Errno::NOENT | Errno::LOOP | Errno::STALE | Errno::NXIO) => return Ok(false),
+        Err(source) => return Err(below.failed("openat", lower.layer, source)),
+    };
+    content.same(file.as_fd(), was.as_fd(), key.size).map_err(|e| {
+        if e.second { below.failed(e.call, lower.layer, e.source) } else { above.failed(e.call, upper.layer, e.source) }
+    })
+}

@@ -1,0 +1,120 @@
+//! Random histories: whatever is done through the mount, the diff is the truth.
+
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
+
+use super::lab::Lab;
+use super::walk::{lines, truth};
+use crate::diff::Namespace;
+
+/// A small generator (xorshift), so that a failing seed can be run again.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+/// A path of one to three components out of few names.
+fn path(random: &mut Random, root: &Path) -> PathBuf {
+    let mut path = root.to_path_buf();
+    for _ in 0..=random.below(3) {
+        path.push(["a", "b", "a-c", ".wh.a"][random.below(4) as usize]);
+    }
+    path
+}
+
+fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
+    let status = std::process::Command::new("cp").arg("-aT").args([from, to]).output()?;
+    if status.status.success() { Ok(()) } else { Err(std::io::ErrorKind::Other.into()) }
+}
+
+/// One thing that a program may do; failures are as good.
+pub fn step(random: &mut Random, root: &Path) {
+    let at = path(random, root);
+    let other = path(random, root);
+    let is = |path: &Path| std::fs::symlink_metadata(path).map(|meta| meta.file_type());
+    let plain = is(&at).is_ok_and(|kind| kind.is_file() || kind.is_dir());
+    let _ = match random.below(16) {
+        0 => std::fs::create_dir(&at),
+        1 => std::fs::create_dir_all(&at),
+        2 | 3 if plain || is(&at).is_err() => std::fs::File::create(&at).and_then(|mut f| {
+            use std::io::Write;
+            f.write_all(&b"xyz"[..random.below(3) as usize])
+        }),
+        4 => std::fs::remove_file(&at),
+        5 => std::fs::remove_dir_all(&at),
+        6 | 7 => rustix::fs::rename(&at, &other).map_err(Into::into),
+        8 => symlink(["a", "b/c", "gone"][random.below(3) as usize], &at),
+        9 if plain => std::fs::set_permissions(
+            &at,
+            std::fs::Permissions::from_mode([0o700, 0o755, 0o4755, 0][random.below(4) as usize]),
+        ),
+        10 if plain => chown(&at, Some(random.below(2) as u32), Some(random.below(2) as u32)),
+        11 if plain => setxattr(&at, "user.t", &[random.below(2) as u8], XattrFlags::empty()).map_err(Into::into),
+        12 => std::fs::hard_link(&at, &other),
+        // Opened for writing and left as it is: copied up, no change.
+        13 if plain => std::fs::OpenOptions::new().write(true).open(&at).map(|_| ()),
+        14 => {
+            let kind = [FileType::Fifo, FileType::CharacterDevice, FileType::BlockDevice][random.below(3) as usize];
+            let dev = rustix::fs::makedev(7, random.below(2) as u32);
+            mknodat(CWD, &at, kind, Mode::from_raw_mode(0o600), dev).map_err(Into::into)
+        }
+        15 => copy_tree(&at, &other),
+        _ => Ok(()),
+    };
+}
+
+/// A root filesystem and layers of random steps. The seed also chooses the kind of mount.
+pub fn history(seed: u64, layers: usize) -> (Lab, Random) {
+    let mut random = Random::new(seed);
+    let mut lab = Lab::new(|root| (0..60).for_each(|_| step(&mut random, root)));
+    match seed % 4 {
+        0 => lab.flags = vec![("xino", "on")],
+        1 => lab.namespace = Namespace::User,
+        _ => {}
+    }
+    for _ in 0..layers {
+        lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+    }
+    (lab, random)
+}
+
+#[test]
+fn one_layer_is_the_truth() {
+    let mut kinds = std::collections::BTreeMap::new();
+    for seed in 0..120 {
+        let (mut lab, mut random) = history(seed, (seed % 3) as usize);
+        let (before, after) = lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+        let diff = lab.diff(1, &lab.options());
+        assert_eq!(lines(&diff), truth(&before, &after), "seed {seed}");
+        diff.changes.iter().for_each(|change| *kinds.entry(change.kind).or_insert(0) += 1);
+    }
+    // The histories are worth something: each kind comes often.
+    use crate::diff::Kind::{Added, Deleted, Metadata, Modified, Replaced};
+    for kind in [Added, Deleted, Metadata, Modified, Replaced] {
+        assert!(kinds.get(&kind).is_some_and(|count| *count > 20), "{kinds:?}");
+    }
+}
+
+#[test]
+fn several_layers_compose() {
+    for seed in 1000..1060 {
+        let (lab, _) = history(seed, 4);
+        let stack = lab.lowers();
+        for count in 1..=4 {
+            let (before, after) = (lab.view(&stack[count..]), lab.view(&stack));
+            assert_eq!(lines(&lab.diff(count, &lab.options())), truth(&before, &after), "seed {seed}, {count} layers");
+        }
+    }
+}
