@@ -3,15 +3,17 @@
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
 pub mod audit;
+pub mod config;
+pub mod diff;
 pub mod durable;
 pub mod error;
 pub mod id;
 pub mod init;
+pub mod ops;
 pub mod policy;
+pub mod report;
 pub mod rootfs;
 pub mod runtime;
 pub mod store;
-pub mod diff;
-pub mod error;
-pub mod id;
 pub mod sys;
+pub mod terms;

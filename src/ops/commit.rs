@@ -1,0 +1,141 @@
+//! Committing a layer onto HEAD, as a fast-forward or past what others committed meanwhile, never over it.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{Context, OpsError, publish, stack};
+use crate::diff::{self, PathBytes, Touched};
+use crate::id::{Generation, LayerId};
+use crate::rootfs::open_dir;
+use crate::store::{CommitInfo, Container, ExecRecord, Store, StoreError};
+
+/// How often a commit starts over because HEAD moved between its check and its transaction.
+const MAX_TRIES: usize = 1000;
+
+/// Why a layer can't follow HEAD.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// For people.
+    pub reason: String,
+    /// The paths that both changed; empty where the history itself is in the way.
+    pub paths: Vec<PathBytes>,
+}
+
+/// Commits by calling `attempt` with the HEAD that the layer was checked against, until one attempt finds it unmoved.
+///
+/// `base` is what the exec saw. With `force`, nothing is checked: the layer wins where both changed a path. Directories
+/// that the layer only passes through take over what HEAD shows, so that it reverts nobody's change of their attributes.
+pub fn onto_head<T>(
+    store: &Store,
+    container: &Container,
+    layer: &LayerId,
+    base: Generation,
+    touched: &[Touched],
+    force: bool,
+    mut attempt: impl FnMut(Generation) -> Result<T, StoreError>,
+) -> Result<Result<T, Conflict>, OpsError> {
+    // Nobody committed meanwhile: the common case needs no lock, the transaction itself sees to it.
+    match attempt(base) {
+        Err(StoreError::HeadMoved { .. }) => {}
+        other => return Ok(Ok(other?)),
+    }
+    let _lock = store.commit_lock(container.key)?;
+    for _ in 0..MAX_TRIES {
+        let head = store.head(container.key)?;
+        if let Some(conflict) = check(store, container, base, head, touched)?
+            && !force
+        {
+            return Ok(Err(conflict));
+        }
+        refresh(store, container, layer, base, head)?;
+        match attempt(head) {
+            Err(StoreError::HeadMoved { .. }) => {}
+            other => return Ok(Ok(other?)),
+        }
+    }
+    Err(OpsError::Restless)
+}
+
+/// What `touched` and the generations between `base` and `head` both changed.
+fn check(
+    store: &Store,
+    container: &Container,
+    base: Generation,
+    head: Generation,
+    touched: &[Touched],
+) -> Result<Option<Conflict>, OpsError> {
+    let Some(between) = store.between(container.key, base, head)? else {
+        return Ok(Some(Conflict { reason: rolled_back(base, head), paths: Vec::new() }));
+    };
+    let mut paths = Vec::new();
+    let mut generations = Vec::new();
+    for row in between.iter().rev() {
+        let theirs = touched_of(store, container, &row.layer, row.parent)?;
+        let found = diff::conflicts(touched, &theirs);
+        if !found.is_empty() {
+            generations.push(row.number);
+            paths.extend(found);
+        }
+    }
+    paths.sort();
+    paths.dedup();
+    Ok((!paths.is_empty()).then(|| Conflict { reason: changed_too(&generations), paths }))
+}
+
+fn rolled_back(base: Generation, head: Generation) -> String {
+    format!("it started from generation {base}, and HEAD was rolled back to {head} since")
+}
+
+fn changed_too(generations: &[Generation]) -> String {
+    let list: Vec<String> = generations.iter().take(5).map(Generation::to_string).collect();
+    let more = if generations.len() > list.len() { " and others" } else { "" };
+    let word = if generations.len() == 1 { "generation" } else { "generations" };
+    format!("{word} {}{more} changed the same paths", list.join(", "))
+}
+
+/// The paths that a layer touched: from its record, or by looking again where that is missing or damaged (it is not
+/// synced to disk, so a loss of power can take it).
+pub fn touched_of(store: &Store, container: &Container, layer: &LayerId, below: Generation) -> Result<Vec<Touched>, OpsError> {
+    if let Some(bytes) = store.read_touched(layer)?
+        && let Ok(touched) = diff::decode_touched(&bytes)
+    {
+        return Ok(touched);
+    }
+    let lowers = stack::lowers_at(store, container, below)?;
+    let upper = open_dir(&store.upper(layer))?;
+    let found = diff::compare(&[upper.as_fd()], &lowers.fds(), &diff::Options::default())?;
+    Ok(diff::touched(&found))
+}
+
+fn refresh(store: &Store, container: &Container, layer: &LayerId, base: Generation, head: Generation) -> Result<(), OpsError> {
+    let upper: OwnedFd = open_dir(&store.upper(layer))?;
+    let before = stack::lowers_at(store, container, base)?;
+    let now = stack::lowers_at(store, container, head)?;
+    Ok(diff::refresh_passed(upper.as_fd(), &before.fds(), &now.fds(), &diff::Options::default())?)
+}
+
+/// Commits a held layer: the generation that it became.
+pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Result<(ExecRecord, Generation), OpsError> {
+    let (store, container) = context.container(container)?;
+    let record = store.exec(container.key, exec)?;
+    let layer = match (record.disposition, record.layer) {
+        (Some(d), Some(layer)) if d.is_held() => layer,
+        (disposition, _) => return Err(StoreError::NotHeld { exec: record.id, disposition }.into()),
+    };
+    let touched = touched_of(&store, &container, &layer, record.base)?;
+    let info = CommitInfo::default();
+    let done = onto_head(&store, &container, &layer, record.base, &touched, force, |head| {
+        store.commit_held(container.key, &record.id, head, &info)
+    })?;
+    match done {
+        Ok(generation) => {
+            super::squash::if_deep(&store, &container, generation)?;
+            publish::decided(&store, &container, &record.id)?;
+            Ok((record, generation))
+        }
+        Err(conflict) => Err(OpsError::Conflict {
+            exec: record.id.to_string(),
+            reason: conflict.reason,
+            paths: conflict.paths.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
+        }),
+    }
+}

@@ -1,0 +1,14 @@
+//! Dropping a held layer.
+
+use super::{Context, OpsError, publish};
+use crate::store::ExecRecord;
+
+/// Drops the layer of a held exec: first its row, then its data.
+pub fn held(context: &Context, container: &str, exec: &str) -> Result<ExecRecord, OpsError> {
+    let (store, container) = context.container(container)?;
+    let record = store.exec(container.key, exec)?;
+    let released = store.discard_held(container.key, &record.id)?;
+    store.delete_layer(released)?;
+    publish::decided(&store, &container, &record.id)?;
+    Ok(record)
+}

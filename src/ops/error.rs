@@ -1,0 +1,142 @@
+//! What a use case can fail with.
+
+use std::path::PathBuf;
+
+use crate::diff::DiffError;
+use crate::error::{Classify, Kind};
+use crate::id::Generation;
+use crate::rootfs::RootfsError;
+use crate::runtime::RuntimeError;
+use crate::runtime::exec::ExecError;
+use crate::store::StoreError;
+use crate::terms::UnknownValue;
+
+/// A use case that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpsError {
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A container's life.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// A command could not be run.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// A layer could not be read.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
+    /// A root filesystem could not be put together.
+    #[error(transparent)]
+    Rootfs(#[from] RootfsError),
+    /// An annotation, variable or flag with a value that it can't have.
+    #[error("{from}")]
+    Setting {
+        /// Where the value came from.
+        from: String,
+        /// What is wrong with it.
+        #[source]
+        source: UnknownValue,
+    },
+    /// The container was made without a store, or the store has lost it.
+    #[error("container {0} has no history in the store {1}: was it created with another --store?")]
+    NotInStore(String, PathBuf),
+    /// exec in a state that does not allow it; runc's texts.
+    #[error("cannot exec in a stopped container")]
+    ExecStopped,
+    /// As above.
+    #[error("cannot exec in a paused container (use --ignore-paused to override)")]
+    ExecPaused,
+    /// A file of the engine's or ours.
+    #[error("{doing} {path}")]
+    File {
+        /// read, write, parse …
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A JSON file that is not what it should be.
+    #[error("parse {path}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's answer.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A flag's value.
+    #[error("{flag}: {reason}")]
+    Flag {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A system call outside the places that have words of their own.
+    #[error("{doing}")]
+    Sys {
+        /// What it was needed for.
+        doing: &'static str,
+        /// The call.
+        #[source]
+        source: crate::sys::SysError,
+    },
+    /// The detached supervisor died before the command was running.
+    #[error("the exec's supervisor ended before the command was running: see its result with `agentsbx show`")]
+    SupervisorLost,
+    /// The detached supervisor could not start the command; it says why.
+    #[error("{0}")]
+    Supervisor(String),
+    /// A commit that would lose an update.
+    #[error("exec {exec} conflicts: {reason}{}: `agentsbx commit --force` lets it win, `agentsbx discard` drops it",
+            paths.first().map(|p| format!(" ({p}{})", if paths.len() > 1 { format!(" and {} more", paths.len() - 1) } else { String::new() })).unwrap_or_default())]
+    Conflict {
+        /// The exec.
+        exec: String,
+        /// Why.
+        reason: String,
+        /// The paths, for people.
+        paths: Vec<String>,
+    },
+    /// HEAD moved on each of many tries.
+    #[error("HEAD kept moving while the layer was being committed: try again")]
+    Restless,
+    /// `diff FROM..TO` where TO is not above FROM.
+    #[error("generation {from} is no ancestor of {to}: `agentsbx log` shows the history")]
+    NotAncestor {
+        /// FROM.
+        from: Generation,
+        /// TO.
+        to: Generation,
+    },
+    /// An exec whose layer is no longer there.
+    #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
+    NoLayer(String, &'static str),
+    /// The container has no exec yet.
+    #[error("container {0} has had no exec yet")]
+    NoExec(String),
+}
+
+impl Classify for OpsError {
+    fn kind(&self) -> Kind {
+        match self {
+            OpsError::Store(err) => err.kind(),
+            OpsError::Runtime(err) => err.kind(),
+            OpsError::Exec(err) => err.kind(),
+            OpsError::Diff(err) => err.kind(),
+            OpsError::Rootfs(err) => err.kind(),
+            OpsError::Setting { .. } | OpsError::Flag { .. } | OpsError::Json { .. } | OpsError::NotAncestor { .. } => {
+                Kind::InvalidInput
+            }
+            OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
+            OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
+            OpsError::File { source, .. } => Kind::of_io(source),
+            OpsError::Sys { source, .. } => source.kind(),
+            OpsError::SupervisorLost | OpsError::Supervisor(_) | OpsError::Restless => Kind::System,
+            OpsError::Conflict { .. } => Kind::Conflict,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! How one exec is to be run: layer, timeout, orphans; flag before the exec's environment before annotation before
+//! configuration.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::time::Duration;
+
+use oci_spec::runtime::Process;
+
+use super::OpsError;
+use crate::config::Config;
+use crate::spec::annotations;
+use crate::terms::{LayerMode, Orphans, Timeout, UnknownValue};
+
+/// What flags say, as typed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `--layer`.
+    pub layer: Option<String>,
+    /// `--timeout`.
+    pub timeout: Option<String>,
+    /// `--orphans`.
+    pub orphans: Option<String>,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// What becomes of the layer.
+    pub layer: LayerMode,
+    /// How long the command may run.
+    pub timeout: Option<Duration>,
+    /// What becomes of what it leaves running.
+    pub orphans: Orphans,
+}
+
+/// Variables with this prefix are for the runtime: the command does not get them.
+const PREFIX: &str = "AGENTSBX_";
+
+impl Settings {
+    /// Decides, and takes the runtime's variables out of the command's environment.
+    pub fn resolve(
+        config: &Config,
+        annotations: &BTreeMap<String, String>,
+        process: &mut Process,
+        flags: &Overrides,
+    ) -> Result<Settings, OpsError> {
+        let variables = take_variables(process);
+        let sources = Sources { annotations, variables: &variables };
+        let terminal = process.terminal().unwrap_or(false);
+        let timeout = if terminal { Timeout(None) } else { config.timeout };
+        Ok(Settings {
+            layer: sources.pick("--layer", &flags.layer, "LAYER", annotations::LAYER)?.unwrap_or(config.layer),
+            timeout: sources.pick("--timeout", &flags.timeout, "TIMEOUT", annotations::TIMEOUT)?.unwrap_or(timeout).0,
+            orphans: sources.pick("--orphans", &flags.orphans, "ORPHANS", annotations::ORPHANS)?.unwrap_or(config.orphans),
+        })
+    }
+}
+
+struct Sources<'a> {
+    annotations: &'a BTreeMap<String, String>,
+    variables: &'a BTreeMap<String, String>,
+}
+
+impl Sources<'_> {
+    /// The first source that says something; an empty value says nothing.
+    fn pick<T: FromStr<Err = UnknownValue>>(
+        &self,
+        flag: &str,
+        typed: &Option<String>,
+        variable: &str,
+        annotation: &str,
+    ) -> Result<Option<T>, OpsError> {
+        let found = [
+            (flag.to_owned(), typed.as_ref()),
+            (format!("environment variable {PREFIX}{variable}"), self.variables.get(variable)),
+            (format!("annotation {annotation}"), self.annotations.get(annotation)),
+        ];
+        let found = found.into_iter().find_map(|(from, value)| Some((from, value.filter(|v| !v.is_empty())?)));
+        found.map(|(from, value)| value.parse().map_err(|source| OpsError::Setting { from, source })).transpose()
+    }
+}
+
+/// The runtime's variables without their prefix; the last value of a name counts.
+fn take_variables(process: &mut Process) -> BTreeMap<String, String> {
+    let Some(env) = process.env().clone() else { return BTreeMap::new() };
+    let (ours, theirs): (Vec<String>, Vec<String>) = env.into_iter().partition(|pair| pair.starts_with(PREFIX));
+    process.set_env(Some(theirs));
+    ours.iter().filter_map(|pair| pair[PREFIX.len()..].split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(terminal: bool, env: &[&str], annotations: &[(&str, &str)], flag: Option<&str>) -> Result<(Settings, Vec<String>), String> {
+        let mut process = Process::default();
+        process.set_terminal(Some(terminal)).set_env(Some(env.iter().map(|s| (*s).to_owned()).collect()));
+        let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let flags = Overrides { layer: flag.map(str::to_owned), ..Overrides::default() };
+        Settings::resolve(&Config::default(), &annotations, &mut process, &flags)
+            .map(|s| (s, process.env().clone().unwrap()))
+            .map_err(|e| crate::error::chain(&e))
+    }
+
+    #[test]
+    fn precedence() {
+        let layer = |env: &[&str], note: &[(&str, &str)], flag| resolve(false, env, note, flag).unwrap().0.layer;
+        let note = [(annotations::LAYER, "hold")];
+        assert_eq!(layer(&["AGENTSBX_LAYER=discard"], &note, Some("shared")), LayerMode::Shared);
+        assert_eq!(layer(&["AGENTSBX_LAYER=discard"], &note, None), LayerMode::Discard);
+        assert_eq!(layer(&["AGENTSBX_LAYER="], &note, None), LayerMode::Hold);
+        assert_eq!(layer(&[], &[], None), LayerMode::Commit);
+    }
+
+    #[test]
+    fn our_variables_are_taken_out() {
+        let (settings, env) = resolve(false, &["A=1", "AGENTSBX_TIMEOUT=2", "B=AGENTSBX_X", "AGENTSBX_ORPHANS=wait"], &[], None).unwrap();
+        assert_eq!(env, ["A=1", "B=AGENTSBX_X"]);
+        assert_eq!((settings.timeout, settings.orphans), (Some(Duration::from_secs(2)), Orphans::Wait));
+    }
+
+    #[test]
+    fn a_terminal_has_no_timeout_unless_asked_for() {
+        assert_eq!(resolve(true, &[], &[], None).unwrap().0.timeout, None);
+        assert_eq!(resolve(false, &[], &[], None).unwrap().0.timeout, Some(Duration::from_secs(300)));
+        assert_eq!(resolve(true, &[], &[(annotations::TIMEOUT, "1m")], None).unwrap().0.timeout, Some(Duration::from_secs(60)));
+        assert_eq!(resolve(false, &["AGENTSBX_TIMEOUT=0"], &[], None).unwrap().0.timeout, None);
+    }
+
+    #[test]
+    fn a_mistake_says_where_it_is() {
+        assert_eq!(
+            resolve(false, &["AGENTSBX_LAYER=x"], &[], None).unwrap_err(),
+            r#"environment variable AGENTSBX_LAYER: invalid layer mode "x": expected commit, commit-on-success, discard, hold, shared"#
+        );
+        let note = resolve(false, &[], &[(annotations::TIMEOUT, "soon")], None).unwrap_err();
+        assert!(note.starts_with("annotation dev.agentsbx.timeout: invalid timeout \"soon\""), "{note}");
+    }
+}

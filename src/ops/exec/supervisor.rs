@@ -1,0 +1,389 @@
+//! The supervisor: from the layer to the result.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use super::{Prepared, sys};
+use crate::diff::{self, Diff, PathBytes, Touched};
+use crate::durable;
+use crate::id::{ExecId, Generation, LayerId};
+use crate::init::{Plan, Stdio};
+use crate::ops::commit::{Conflict, onto_head};
+use crate::ops::{Context, OpsError, publish, recover, squash, stack};
+use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
+use crate::rootfs::{Lowers, mount_layer, open_dir, view};
+use crate::runtime::exec::cgroup::ExecCgroup;
+use crate::runtime::exec::process::{Described, describe, personality};
+use crate::runtime::exec::supervise::{Ended, Limits, supervise};
+use crate::runtime::exec::{ExecError, Running, spawn};
+use crate::runtime::seccomp;
+use crate::store::{
+    Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
+};
+use crate::sys::ns::PidFd;
+use crate::sys::{SysError, ns, tty};
+use crate::terms::{EndKind, LayerMode};
+
+/// An exec that has its row, its lock and (unless shared) its layer.
+struct Exec<'a> {
+    store: &'a Store,
+    container: &'a Container,
+    id: ExecId,
+    lock: ExecLock,
+    layer: Option<LayerId>,
+    begun: Begun,
+    mode: LayerMode,
+    started_ns: i64,
+    /// The container's mount points, which are no changes.
+    mounts: Vec<PathBuf>,
+}
+
+/// Runs one exec from begin to end; `started` is called once the command runs. The command's code.
+pub(super) fn run(
+    context: &Context,
+    prepared: Prepared,
+    started: impl FnOnce(()) -> Result<(), OpsError>,
+) -> Result<u8, OpsError> {
+    let described = describe(&prepared.process)?;
+    let store = context.store()?;
+    let record = &prepared.record;
+    let key = record.store_key.map(ContainerKey);
+    let missing = || OpsError::NotInStore(record.id.to_string(), store.root().to_owned());
+    let container = match store.container(key.ok_or_else(missing)?) {
+        Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Err(missing()),
+        other => other?,
+    };
+    recover::container(&store, container.key)?;
+
+    let pidfd = sys("open the container's first process", PidFd::open(record.pid))?;
+    // The id is only known to be that process's if it still is after the handle on it is open.
+    if record.init()?.is_none() {
+        return Err(OpsError::ExecStopped);
+    }
+    let mounts = view::submounts(record.pid)?;
+    // A read-only root has nothing to layer.
+    let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
+    let id = ExecId::new();
+    let cgroup = ExecCgroup::create(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
+    let exec = match begin(&store, &container, &prepared, &described, id, mode, &cgroup, mounts) {
+        Ok(exec) => exec,
+        Err(err) => {
+            // The first error is the one to tell.
+            let _ = cgroup.remove();
+            return Err(err);
+        }
+    };
+    let launched = launch(&exec, &prepared, described, pidfd, cgroup);
+    let (running, terminal) = match launched {
+        Ok(launched) => launched,
+        Err(err) => {
+            let message = crate::error::chain(&err);
+            exec.never_ran(&prepared, &message)?;
+            return Err(err);
+        }
+    };
+    if let Err(err) = announce(&prepared, started) {
+        // Without its pid file no engine can know of it.
+        running.cgroup.kill_all();
+        crate::runtime::exec::abandon(running)?;
+        exec.never_ran(&prepared, &crate::error::chain(&err))?;
+        return Err(err);
+    }
+    let watched = terminal.is_some();
+    release_streams(prepared.request.detach, watched);
+    let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans };
+    let ended = supervise(running, &limits, terminal)?;
+    let code = ended.code;
+    exec.end(&prepared, &ended)?;
+    Ok(code)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn begin<'a>(
+    store: &'a Store,
+    container: &'a Container,
+    prepared: &Prepared,
+    described: &Described,
+    id: ExecId,
+    mode: LayerMode,
+    cgroup: &ExecCgroup,
+    mounts: Vec<PathBuf>,
+) -> Result<Exec<'a>, OpsError> {
+    let started_ns = now_ns();
+    let lock = ExecLock::create(store, &id)?;
+    let staged = if mode == LayerMode::Shared { None } else { Some(store.create_layer()?) };
+    let begun = store.begin_exec(
+        container.key,
+        &NewExec {
+            id,
+            engine_exec: prepared.engine_exec.clone(),
+            args: prepared.process.args().clone().unwrap_or_default(),
+            cwd: prepared.process.cwd().clone(),
+            uid: described.user.uid,
+            gid: described.user.gid,
+            mode,
+            layer: staged.as_ref().map(|s| s.id()),
+            supervisor_pid: rustix::process::getpid().as_raw_pid(),
+            cgroups: cgroup.paths(),
+            started_ns,
+        },
+    )?;
+    let layer = staged.map(|s| s.keep());
+    Ok(Exec { store, container, id, lock, layer, begun, mode, started_ns, mounts })
+}
+
+/// Mounts the layer and starts the command in it; with the master of its terminal, where this process passes it on.
+fn launch(
+    exec: &Exec<'_>,
+    prepared: &Prepared,
+    described: Described,
+    pidfd: PidFd,
+    cgroup: ExecCgroup,
+) -> Result<(Running, Option<OwnedFd>), OpsError> {
+    let record = &prepared.record;
+    let root = match &exec.layer {
+        Some(layer) => {
+            let lowers = exec.lowers()?;
+            let upper = open_dir(&exec.store.upper(layer))?;
+            Some(mount_layer(&lowers, upper.as_fd(), &exec.store.work(layer), false)?)
+        }
+        None => None,
+    };
+    let (stdio, terminal) = streams(prepared, &described)?;
+    let differing = sys("compare namespaces", ns::differing(record.pid))?;
+    let own_pids = differing & libc::CLONE_NEWPID != 0;
+    let process = &prepared.process;
+    let plan = Plan {
+        pidfd: pidfd.into(),
+        namespaces: differing & !libc::CLONE_NEWPID,
+        root,
+        submounts: exec.mounts.clone(),
+        argv: described.argv,
+        env: described.env,
+        cwd: process.cwd().clone(),
+        user: described.user,
+        capabilities: described.capabilities,
+        no_new_privileges: process.no_new_privileges().unwrap_or(false),
+        seccomp: seccomp::load(record)?,
+        rlimits: described.rlimits,
+        oom_score_adj: process.oom_score_adj(),
+        io_priority: described.io_priority,
+        scheduler: described.scheduler,
+        personality: record.personality.map(personality),
+        apparmor: process.apparmor_profile().clone().filter(|p| !p.is_empty()),
+        selinux: process.selinux_label().clone().filter(|l| !l.is_empty()),
+        keyring: record.keyring.then(|| CString::new(format!("_ses.{}", record.id)).unwrap_or_default()),
+        stdio,
+        preserve_fds: prepared.request.preserve_fds,
+    };
+    let running = spawn(plan, own_pids, cgroup)?;
+    let terminal = terminal.map(|socket| sys("receive the terminal", tty::receive_fd(socket.as_fd()))).transpose()?;
+    Ok((running, terminal))
+}
+
+/// The command's streams, and the socket over which its terminal comes back where nobody else is to have it.
+fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<OwnedFd>), OpsError> {
+    if !prepared.process.terminal().unwrap_or(false) {
+        return Ok((Stdio::Inherit, None));
+    }
+    let size = described.console_size;
+    if let Some(path) = &prepared.request.console_socket {
+        let console = sys("connect to the console socket", tty::connect(path))?;
+        return Ok((Stdio::Terminal { console, size }, None));
+    }
+    let (ours, console) = sys("make a socket for the terminal", tty::socket_pair())?;
+    Ok((Stdio::Terminal { console, size }, Some(ours)))
+}
+
+/// Tells the engine that the command runs.
+fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError>) -> Result<(), OpsError> {
+    let pid = rustix::process::getpid().as_raw_pid();
+    if let Some(path) = &prepared.request.pidfd_socket {
+        let socket = sys("connect to the pidfd socket", tty::connect(path))?;
+        let pidfd = sys("open the supervisor", PidFd::open(pid))?;
+        sys("send the pidfd", tty::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
+    }
+    if let Some(path) = &prepared.request.pid_file {
+        let write = durable::replace_unsynced(path, pid.to_string().as_bytes(), 0o644);
+        write.map_err(|source| OpsError::File { doing: "write", path: path.clone(), source })?;
+    }
+    started(())
+}
+
+/// Lets go of the command's streams: while we hold them, a client waits for their end.
+fn release_streams(detached: bool, passing_on: bool) {
+    if passing_on {
+        return;
+    }
+    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty());
+    let Ok(null) = null else { return };
+    // Whether this works or not, the command runs; at worst its end is seen late.
+    let _ = rustix::stdio::dup2_stdin(&null);
+    let _ = rustix::stdio::dup2_stdout(&null);
+    if detached {
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+}
+
+/// What is known of an exec at its end.
+struct Told<'a> {
+    prepared: &'a Prepared,
+    end: End,
+    usage: Usage,
+    survivors: Option<u64>,
+    diff: Diff,
+    conflict: Option<Conflict>,
+    finished_ns: i64,
+}
+
+impl Exec<'_> {
+    fn lowers(&self) -> Result<Lowers, OpsError> {
+        Ok(Lowers::open(&stack::uppers(self.store, &self.begun.chain), &self.container.rootfs)?)
+    }
+
+    fn options(&self) -> diff::Options {
+        let ignore: BTreeSet<PathBytes> = self.mounts.iter().map(|p| PathBytes::new(p.as_os_str().as_bytes())).collect();
+        diff::Options { ignore, ..diff::Options::default() }
+    }
+
+    /// The command could not be started: no layer, no generation, but a result.
+    fn never_ran(self, prepared: &Prepared, message: &str) -> Result<(), OpsError> {
+        let told = Told {
+            prepared,
+            end: End { kind: EndKind::Error, code: Some(255), signal: None, message: Some(message.to_owned()) },
+            usage: Usage::default(),
+            survivors: Some(0),
+            diff: Diff::default(),
+            conflict: None,
+            finished_ns: now_ns(),
+        };
+        let ending = if self.layer.is_some() { Ending::Empty } else { Ending::Shared };
+        let finished = self.finish(&told, ending)?;
+        self.conclude(told, finished)
+    }
+
+    /// Seals the layer, decides what becomes of it, and writes that down.
+    fn end(self, prepared: &Prepared, ended: &Ended) -> Result<(), OpsError> {
+        let diff = match &self.layer {
+            Some(layer) => {
+                let upper = open_dir(&self.store.upper(layer))?;
+                diff::seal(upper.as_fd(), &self.lowers()?.fds(), &self.options())?
+            }
+            None => Diff::default(),
+        };
+        let mut told = Told {
+            prepared,
+            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: None },
+            usage: Usage {
+                wall_ns: Some(ended.wall.as_nanos() as u64),
+                user_ns: ended.usage.user_ns,
+                system_ns: ended.usage.system_ns,
+                peak_memory_bytes: ended.usage.peak_memory,
+                max_pids: ended.usage.max_pids,
+                written_bytes: None,
+            },
+            survivors: Some(u64::from(ended.survivors)),
+            diff,
+            conflict: None,
+            finished_ns: now_ns(),
+        };
+        let finished = self.dispose(&mut told, ended.all_gone)?;
+        self.conclude(told, finished)
+    }
+
+    fn dispose(&self, told: &mut Told<'_>, all_gone: bool) -> Result<Finished, OpsError> {
+        let Some(layer) = &self.layer else { return self.finish(told, Ending::Shared) };
+        if !all_gone {
+            // Something still may write to it.
+            return self.finish(told, Ending::Abort);
+        }
+        if told.diff.summary.is_empty() {
+            return self.finish(told, Ending::Empty);
+        }
+        let keep = match self.mode {
+            LayerMode::Commit | LayerMode::Hold => true,
+            LayerMode::CommitOnSuccess => told.end.kind == EndKind::Exited && told.end.code == Some(0),
+            LayerMode::Discard | LayerMode::Shared => false,
+        };
+        if !keep {
+            return self.finish(told, Ending::Discard);
+        }
+        let touched = diff::touched(&told.diff);
+        self.store.write_touched(layer, &diff::encode_touched(&touched))?;
+        if self.mode == LayerMode::Hold {
+            return self.finish(told, Ending::Hold);
+        }
+        match self.commit(told, layer, &touched) {
+            Ok(Ok(finished)) => Ok(finished),
+            Ok(Err(conflict)) => {
+                told.conflict = Some(conflict);
+                self.finish(told, Ending::Conflict)
+            }
+            // The container was removed while its command ended: there is no HEAD to commit onto.
+            Err(OpsError::Store(StoreError::ContainerRemoved { .. })) => self.finish(told, Ending::Discard),
+            Err(err) => Err(err),
+        }
+    }
+
+    fn commit(&self, told: &Told<'_>, layer: &LayerId, touched: &[Touched]) -> Result<Result<Finished, Conflict>, OpsError> {
+        let info = CommitInfo { digest: Some(diff::digest(&told.diff)), bytes: Some(told.diff.summary.bytes) };
+        onto_head(self.store, self.container, layer, self.begun.base, touched, false, |expected_head: Generation| {
+            let ending = Ending::Commit { expected_head, info: info.clone() };
+            self.store.finish_exec(self.container.key, &self.id, &self.outcome(told, ending))
+        })
+    }
+
+    fn finish(&self, told: &Told<'_>, ending: Ending) -> Result<Finished, OpsError> {
+        Ok(self.store.finish_exec(self.container.key, &self.id, &self.outcome(told, ending))?)
+    }
+
+    fn outcome(&self, told: &Told<'_>, ending: Ending) -> Outcome {
+        Outcome {
+            ending,
+            end: serde_json::to_value(&told.end).ok(),
+            usage: serde_json::to_value(told.usage).ok(),
+            summary: serde_json::to_value(told.diff.summary).ok(),
+            result: publish::details(&told.diff.changes, told.conflict.as_ref()),
+            survivors: told.survivors,
+            finished_ns: told.finished_ns,
+        }
+    }
+
+    /// Everything after the transaction: files for engines and people, and what the layer leaves.
+    fn conclude(self, told: Told<'_>, finished: Finished) -> Result<(), OpsError> {
+        if let Some(generation) = finished.generation {
+            squash::if_deep(self.store, self.container, generation)?;
+        }
+        let prepared = told.prepared;
+        let (paths, reason) = told.conflict.map(|c| (c.paths, Some(c.reason))).unwrap_or_default();
+        let document = ResultDocument {
+            schema: Schema::V1,
+            container: self.container.id.to_string(),
+            exec: self.id.to_string(),
+            engine_exec: prepared.engine_exec.clone(),
+            args: prepared.process.args().clone().unwrap_or_default(),
+            cwd: prepared.process.cwd().clone(),
+            user: UserIds { uid: prepared.process.user().uid(), gid: prepared.process.user().gid() },
+            generation: Generations { base: self.begun.base, head: finished.head },
+            disposition: Some(finished.disposition),
+            end: Some(told.end),
+            started_at: rfc3339(self.started_ns),
+            finished_at: Some(rfc3339(told.finished_ns)),
+            usage: told.usage,
+            summary: told.diff.summary,
+            changes: told.diff.changes,
+            conflicts: paths,
+            conflict_reason: reason,
+            survivors_killed: told.survivors,
+            truncated: false,
+        };
+        publish::ended(self.store, self.container, &document, prepared.request.result.as_deref())?;
+        if let Some(released) = finished.released {
+            self.store.delete_layer(released)?;
+        }
+        Ok(self.lock.release()?)
+    }
+}

@@ -1,0 +1,162 @@
+//! Looking back: the log, one exec's result, the difference between generations.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use super::{Context, OpsError, publish, stack};
+use crate::diff::{self, Change, Diff, PathBytes};
+use crate::id::{Generation, Revision};
+use crate::report::ResultDocument;
+use crate::rootfs::{Lowers, open_dir};
+use crate::store::{Container, LogEntry, Store, StoreError};
+
+/// A container's history, oldest first, with its HEAD.
+pub fn log(context: &Context, container: &str) -> Result<(Container, Vec<LogEntry>), OpsError> {
+    let (store, container) = context.container(container)?;
+    let entries = store.log(container.key)?;
+    Ok((container, entries))
+}
+
+/// One exec's result; the last one's if `exec` is none. With `wait`, not before it has ended.
+pub fn show(context: &Context, container: &str, exec: Option<&str>, wait: bool) -> Result<ResultDocument, OpsError> {
+    let (store, container) = context.container(container)?;
+    let mut pause = Duration::from_millis(2);
+    let mut name = exec.map(str::to_owned);
+    loop {
+        let record = match &name {
+            Some(name) => store.exec(container.key, name)?,
+            None => store.last_exec(container.key)?.ok_or_else(|| OpsError::NoExec(container.id.to_string()))?,
+        };
+        if record.disposition.is_some() || !wait {
+            return publish::document(&store, &container, &record);
+        }
+        // The same one, even if another begins meanwhile.
+        name = Some(record.id.to_string());
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
+        super::recover::container(&store, container.key)?;
+    }
+}
+
+/// What to compare.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Range {
+    /// From one generation to a later one.
+    Generations(Revision, Revision),
+    /// What one exec did, whatever became of it, as long as its layer is there.
+    Exec(String),
+}
+
+impl Range {
+    /// Reads `FROM`, `FROM..TO`, `FROM..`, `..TO`, or an exec's name. Nothing is `0..@`.
+    pub fn parse(text: Option<&str>) -> Result<Range, crate::id::IdError> {
+        const ZERO: Revision = Revision::Number(Generation::ZERO);
+        const HEAD: Revision = Revision::Ancestor(0);
+        let Some(text) = text else { return Ok(Range::Generations(ZERO, HEAD)) };
+        if let Some((from, to)) = text.split_once("..") {
+            let end = |text: &str, default| if text.is_empty() { Ok(default) } else { text.parse() };
+            return Ok(Range::Generations(end(from, ZERO)?, end(to, HEAD)?));
+        }
+        match text.parse() {
+            Ok(from) => Ok(Range::Generations(from, HEAD)),
+            Err(_) if text.starts_with('@') => text.parse().map(|from| Range::Generations(from, HEAD)),
+            Err(_) => Ok(Range::Exec(text.to_owned())),
+        }
+    }
+}
+
+/// Two views of a container, opened, and the difference between them.
+#[derive(Debug)]
+pub struct Comparison {
+    uppers: Vec<OwnedFd>,
+    lowers: Lowers,
+    /// The changes that were asked for.
+    pub diff: Diff,
+}
+
+impl Comparison {
+    /// Writes a unified patch of the changes.
+    pub fn patch(&self, out: &mut dyn Write) -> Result<(), OpsError> {
+        let uppers: Vec<_> = self.uppers.iter().map(AsFd::as_fd).collect();
+        Ok(diff::patch(&uppers, &self.lowers.fds(), &self.diff.changes, out, &diff::PatchLimits::default())?)
+    }
+}
+
+/// Compares. `paths`, if any, leaves only changes at or below one of them (the summary then counts those that are listed).
+pub fn compare(context: &Context, container: &str, range: &Range, recursive: bool, paths: &[PathBytes]) -> Result<Comparison, OpsError> {
+    let (store, container) = context.container(container)?;
+    let (uppers, lowers) = match range {
+        Range::Generations(from, to) => {
+            let from = store.resolve(container.key, *from)?;
+            let to = store.resolve(container.key, *to)?;
+            (uppers_between(&store, &container, from, to)?, stack::lowers_at(&store, &container, from)?)
+        }
+        Range::Exec(name) => {
+            let exec = store.exec(container.key, name)?;
+            let why = exec.disposition.map_or("it still runs", |d| d.as_str());
+            let layer = exec.layer.filter(|_| exec.disposition.is_some());
+            let layer = layer.ok_or_else(|| OpsError::NoLayer(exec.id.to_string(), why))?;
+            (vec![open_dir(&store.upper(&layer))?], stack::lowers_at(&store, &container, exec.base)?)
+        }
+    };
+    let options = diff::Options { recursive, ..diff::Options::default() };
+    let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
+    let mut diff = diff::compare(&fds, &lowers.fds(), &options)?;
+    if !paths.is_empty() {
+        diff.changes.retain(|change| wanted(change, paths));
+    }
+    Ok(Comparison { uppers, lowers, diff })
+}
+
+fn wanted(change: &Change, paths: &[PathBytes]) -> bool {
+    let inside = |path: &PathBytes| {
+        paths.iter().any(|want| path == want || diff::is_below(path.as_bytes(), want.as_bytes()) || want.as_bytes() == b"/")
+    };
+    inside(&change.path) || change.from.as_ref().is_some_and(inside)
+}
+
+/// The layers after `from` up to `to`, newest first, merged ones where they fit in between.
+fn uppers_between(store: &Store, container: &Container, from: Generation, to: Generation) -> Result<Vec<OwnedFd>, OpsError> {
+    if !store.is_ancestor(container.key, from, to)? {
+        return Err(OpsError::NotAncestor { from, to });
+    }
+    let mut opened = Vec::new();
+    let mut at = to;
+    for lower in store.mount_chain(container.key, to)? {
+        if at <= from || lower.below < from {
+            break;
+        }
+        opened.push(open_dir(&store.upper(&lower.layer))?);
+        at = lower.below;
+    }
+    for row in store.between(container.key, from, at)?.ok_or(StoreError::GenerationNotFound { generation: from })? {
+        opened.push(open_dir(&store.upper(&row.layer))?);
+    }
+    Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges() {
+        let number = |n| Revision::Number(Generation(n));
+        let head = |n| Revision::Ancestor(n);
+        for (text, want) in [
+            (None, Range::Generations(number(0), head(0))),
+            (Some("3"), Range::Generations(number(3), head(0))),
+            (Some("@-1"), Range::Generations(head(1), head(0))),
+            (Some("3..5"), Range::Generations(number(3), number(5))),
+            (Some("3.."), Range::Generations(number(3), head(0))),
+            (Some("..5"), Range::Generations(number(0), number(5))),
+            (Some("01JDV"), Range::Exec("01JDV".into())),
+        ] {
+            assert_eq!(Range::parse(text).unwrap(), want, "{text:?}");
+        }
+        for bad in ["@x", "1..x", "x..1"] {
+            assert!(Range::parse(Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

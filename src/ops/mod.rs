@@ -1,0 +1,46 @@
+//! The use cases: the only place where runtime, store, diff and report meet. Each owns its order and its locks.
+
+pub mod commit;
+pub mod create;
+pub mod delete;
+pub mod discard;
+mod error;
+pub mod exec;
+pub mod gc;
+pub mod history;
+mod process;
+mod publish;
+pub mod recover;
+pub mod rollback;
+pub mod squash;
+mod stack;
+pub mod state;
+
+pub use error::OpsError;
+pub use process::{ProcessFlags, ProcessSource};
+
+use crate::config::Config;
+use crate::store::{Container, Store};
+
+/// What every use case needs.
+#[derive(Debug)]
+pub struct Context {
+    /// The configuration.
+    pub config: Config,
+}
+
+impl Context {
+    /// Opens the store.
+    pub fn store(&self) -> Result<Store, OpsError> {
+        Ok(Store::open(&self.config.store)?)
+    }
+
+    /// Opens the store, finds the container that `prefix` names, and repairs what killed supervisors left of it.
+    pub fn container(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
+        let store = self.store()?;
+        let container = store.find(prefix)?;
+        recover::container(&store, container.key)?;
+        let container = store.container(container.key)?;
+        Ok((store, container))
+    }
+}

@@ -1,0 +1,196 @@
+//! What others read: the result files and annotations in the bundle, the annotations that `state` shows, the document
+//! that `show` prints.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::OpsError;
+use super::commit::Conflict;
+use crate::diff::{Change, PathBytes};
+use crate::durable::{self, LockFile};
+use crate::id::ExecId;
+use crate::report::{Generations, MAX_ANNOTATION, ResultDocument, Schema, UserIds, rfc3339};
+use crate::runtime::state::Record;
+use crate::spec::annotations;
+use crate::store::{Container, ExecRecord, MAX_RESULT, Store, StoreError};
+use crate::terms::{Disposition, EndKind};
+
+/// The part of a result document that no column of the store has.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Details {
+    changes: Vec<Change>,
+    conflicts: Vec<PathBytes>,
+    conflict_reason: Option<String>,
+    truncated: bool,
+}
+
+/// Paths as JSON for the store, the last ones left out where they are too many. `None` where there is nothing to tell.
+pub fn details(changes: &[Change], conflict: Option<&Conflict>) -> Option<String> {
+    if changes.is_empty() && conflict.is_none() {
+        return None;
+    }
+    let mut details = Details {
+        conflicts: conflict.map(|c| c.paths.clone()).unwrap_or_default(),
+        conflict_reason: conflict.map(|c| c.reason.clone()),
+        changes: Vec::new(),
+        truncated: true,
+    };
+    let mut room = MAX_RESULT.saturating_sub(1024 + details.conflict_reason.as_ref().map_or(0, |r| r.len() * 2));
+    details.conflicts = crate::report::fitting(&details.conflicts, &mut room).ok()?;
+    details.changes = crate::report::fitting(changes, &mut room).ok()?;
+    let all = details.changes.len() == changes.len()
+        && details.conflicts.len() == conflict.map_or(0, |c| c.paths.len());
+    details.truncated = !all;
+    serde_json::to_string(&details).ok()
+}
+
+/// Where the whole result of an exec is, in the bundle.
+pub fn result_path(container: &Container, exec: &str) -> PathBuf {
+    container.bundle.join("agentsbx/execs").join(format!("{exec}.json"))
+}
+
+fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> OpsError {
+    move |source| OpsError::File { doing, path: path.to_owned(), source }
+}
+
+fn json_file(path: &Path) -> impl FnOnce(serde_json::Error) -> OpsError {
+    move |source| OpsError::Json { path: path.to_owned(), source }
+}
+
+/// Writes down what an ended exec came to. An exec that changed nothing leaves no file: its row in the log is enough.
+pub fn ended(store: &Store, container: &Container, document: &ResultDocument, extra: Option<&Path>) -> Result<(), OpsError> {
+    let text = serde_json::to_vec(document).map_err(json_file(Path::new("result")))?;
+    if let Some(path) = extra {
+        durable::replace(path, &text, 0o644).map_err(file("write", path))?;
+    }
+    // The engine may be done with the bundle already.
+    if !container.bundle.is_dir() {
+        return Ok(());
+    }
+    let failed = document.end.as_ref().is_some_and(|end| end.kind == EndKind::Error);
+    if document.disposition != Some(Disposition::Empty) || failed {
+        let path = result_path(container, &document.exec);
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(file("make", dir))?;
+        }
+        durable::replace_unsynced(&path, &text, 0o600).map_err(file("write", &path))?;
+    }
+    let short = document.to_json_within(MAX_ANNOTATION).map_err(json_file(Path::new("result")))?;
+    annotate(store, container, Some(&short))
+}
+
+/// Brings an exec's result up to date after its held layer was committed or discarded.
+pub fn decided(store: &Store, container: &Container, exec: &ExecId) -> Result<(), OpsError> {
+    let record = store.exec(container.key, &exec.to_string())?;
+    let document = document(store, container, &record)?;
+    ended(store, container, &document, None)
+}
+
+/// Writes HEAD, and an exec's result if there is a new one, into the bundle's `config.json` and beside our own state.
+pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Result<(), OpsError> {
+    let dir = Record::dir_of(&container.root, &container.id);
+    let lock = dir.join("annotations.lock");
+    // The state directory is gone when the container is being deleted.
+    let _lock = match LockFile::lock(&lock) {
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(file("lock", &lock))?,
+    };
+    let head = match store.head(container.key) {
+        Err(StoreError::ContainerRemoved { .. } | StoreError::ContainerNotFound { .. }) => return Ok(()),
+        other => other?,
+    };
+    let mut ours = written(&dir)?;
+    ours.insert(annotations::GENERATION.into(), head.to_string().into());
+    if let Some(diff) = diff {
+        ours.insert(annotations::DIFF.into(), diff.into());
+    }
+    let path = dir.join(WRITTEN);
+    let text = serde_json::to_vec(&ours).map_err(json_file(&path))?;
+    durable::replace_unsynced(&path, &text, 0o600).map_err(file("write", &path))?;
+    into_config(&container.bundle, &ours)
+}
+
+const WRITTEN: &str = "annotations.json";
+
+/// The annotations that we wrote for a container, from its state directory.
+pub fn written(dir: &Path) -> Result<Map<String, Value>, OpsError> {
+    let path = dir.join(WRITTEN);
+    match std::fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).map_err(json_file(&path)),
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => Ok(Map::new()),
+        Err(err) => Err(file("read", &path)(err)),
+    }
+}
+
+fn into_config(bundle: &Path, ours: &Map<String, Value>) -> Result<(), OpsError> {
+    let path = bundle.join("config.json");
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(err) => return Err(file("read", &path)(err)),
+    };
+    let mut config: Value = serde_json::from_slice(&text).map_err(json_file(&path))?;
+    let Some(top) = config.as_object_mut() else { return Ok(()) };
+    let notes = top.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+    if notes.is_null() {
+        *notes = Value::Object(Map::new());
+    }
+    let Some(notes) = notes.as_object_mut() else { return Ok(()) };
+    for (name, value) in ours {
+        notes.insert(name.clone(), value.clone());
+    }
+    let text = serde_json::to_vec(&config).map_err(json_file(&path))?;
+    durable::replace_unsynced(&path, &text, 0o644).map_err(file("write", &path))
+}
+
+/// The result document of an exec as the store has it now, with all its paths if the bundle still has them.
+pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Result<ResultDocument, OpsError> {
+    let id = record.id.to_string();
+    let column = Path::new("result in the store");
+    let parse = |text: &str| serde_json::from_str::<Details>(text).map_err(json_file(column));
+    let mut details = store.result(container.key, &record.id)?.map(|t| parse(&t)).transpose()?.unwrap_or_default();
+    if details.truncated
+        && let Ok(text) = std::fs::read(result_path(container, &id))
+        && let Ok(whole) = serde_json::from_slice::<ResultDocument>(&text)
+    {
+        details = Details {
+            changes: whole.changes,
+            conflicts: whole.conflicts,
+            conflict_reason: whole.conflict_reason,
+            truncated: whole.truncated,
+        };
+    }
+    let value = |v: &Option<Value>| v.clone().unwrap_or(Value::Null);
+    let mut args = record.args.clone();
+    if record.args_dropped > 0 {
+        args.push(format!("… {} bytes left out", record.args_dropped));
+    }
+    let head = match record.generation {
+        Some(generation) => generation,
+        None => store.head(container.key)?,
+    };
+    Ok(ResultDocument {
+        schema: Schema::V1,
+        container: container.id.to_string(),
+        exec: id,
+        engine_exec: record.engine_exec.clone(),
+        args,
+        cwd: record.cwd.clone(),
+        user: UserIds { uid: record.uid, gid: record.gid },
+        generation: Generations { base: record.base, head },
+        disposition: record.disposition,
+        end: serde_json::from_value(value(&record.end)).map_err(json_file(column))?,
+        started_at: rfc3339(record.started_ns),
+        finished_at: record.finished_ns.map(rfc3339),
+        usage: record.usage.clone().map(serde_json::from_value).transpose().map_err(json_file(column))?.unwrap_or_default(),
+        summary: record.summary.clone().map(serde_json::from_value).transpose().map_err(json_file(column))?.unwrap_or_default(),
+        changes: details.changes,
+        conflicts: details.conflicts,
+        conflict_reason: details.conflict_reason.filter(|_| record.disposition == Some(Disposition::Conflict)),
+        survivors_killed: record.survivors,
+        truncated: details.truncated,
+    })
+}

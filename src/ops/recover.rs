@@ -1,0 +1,109 @@
+//! Repairing what a killed supervisor left: processes, cgroups, an unsealed layer, a row that still says "running".
+
+use std::os::fd::AsFd;
+
+use super::{Context, OpsError, delete, stack};
+use crate::diff;
+use crate::rootfs::open_dir;
+use crate::runtime::RuntimeError;
+use crate::runtime::exec::cgroup::{kill_groups, remove_groups};
+use crate::runtime::state::Record;
+use crate::store::{Abandoned, Container, ContainerKey, Store, StoreError};
+
+/// One repair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    /// The container's id.
+    pub container: String,
+    /// The exec.
+    pub exec: String,
+    /// Processes that were killed.
+    pub killed: u32,
+    /// Whether its layer is held now; else it had changed nothing, or had none.
+    pub held: bool,
+}
+
+/// Repairs one container. Cheap where there is nothing to do; every command that touches a container calls it.
+pub fn container(store: &Store, key: ContainerKey) -> Result<Vec<Repaired>, OpsError> {
+    store.abandoned(Some(key))?.into_iter().map(|lost| repair(store, lost)).collect()
+}
+
+/// What was repaired.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Execs whose supervisors had died.
+    pub execs: Vec<Repaired>,
+    /// Ids of containers that no runtime knows any more, and whose history was dropped.
+    pub containers: Vec<String>,
+}
+
+/// Repairs all.
+pub fn all(context: &Context) -> Result<Recovered, OpsError> {
+    let store = context.store()?;
+    let execs = store.abandoned(None)?.into_iter().map(|lost| repair(&store, lost)).collect::<Result<_, _>>()?;
+    let mut containers = Vec::new();
+    for container in store.containers()? {
+        if is_gone(&container)? {
+            delete::forget(&store, container.key)?;
+            containers.push(container.id.to_string());
+        }
+    }
+    Ok(Recovered { execs, containers })
+}
+
+/// Whether the runtime's state of a container is gone (after a reboot, or a kill -9 in the middle of `delete`), or is of
+/// a later container with its id.
+fn is_gone(container: &Container) -> Result<bool, OpsError> {
+    match Record::load(&container.root, &container.id) {
+        // Between the making of the row and its number in the record there is none.
+        Ok(record) => Ok(record.store_key.is_some_and(|key| key != container.key.0)),
+        Err(RuntimeError::NotFound) => Ok(true),
+        Err(err) => Err(err.into()),
+    }
+}
+
+fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
+    let record = &lost.record;
+    let (killed, gone) = kill_groups(&record.cgroups);
+    if gone {
+        remove_groups(&record.cgroups)?;
+    }
+    let container = store.container(record.container)?;
+    if let Some(layer) = &record.layer
+        && container.removed_ns.is_none()
+        && gone
+    {
+        // The layer was mounted in the command's own mount namespace, which went with its last process.
+        let upper = open_dir(&store.upper(layer))?;
+        let lowers = stack::lowers_at(store, &container, record.base)?;
+        match diff::seal(upper.as_fd(), &lowers.fds(), &diff::Options::default()) {
+            Ok(found) => {
+                let touched = diff::touched(&found);
+                store.write_touched(layer, &diff::encode_touched(&touched))?;
+            }
+            // A root filesystem that the engine has unmounted: the layer is kept as it is.
+            Err(err) => tracing::warn!(exec = %record.id, error = %err, "layer could not be sealed"),
+        }
+    }
+    let finished = match store.mark_aborted(record.container, &record.id, Some(u64::from(killed))) {
+        Ok(finished) => finished,
+        // Its supervisor had ended it after all, between our two looks.
+        Err(StoreError::ExecEnded { .. } | StoreError::ExecNotFound { .. }) => {
+            let exec = record.id.to_string();
+            lost.recovered()?;
+            return Ok(Repaired { container: container.id.to_string(), exec, killed, held: false });
+        }
+        Err(err) => return Err(err.into()),
+    };
+    let repaired = Repaired {
+        container: container.id.to_string(),
+        exec: record.id.to_string(),
+        killed,
+        held: record.layer.is_some() && finished.released.is_none(),
+    };
+    if let Some(released) = finished.released {
+        store.delete_layer(released)?;
+    }
+    lost.recovered()?;
+    Ok(repaired)
+}

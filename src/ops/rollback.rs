@@ -1,0 +1,50 @@
+//! Going back: HEAD moves to an older generation, and nothing is lost by it.
+
+use std::time::{Duration, Instant};
+
+use super::{Context, OpsError, publish, recover};
+use crate::id::{Generation, Revision};
+use crate::runtime::exec::cgroup::kill_groups;
+use crate::store::{Container, Rollback, Store};
+
+/// How long `reset` waits for the execs that it has killed to be recorded.
+const RESET_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Moves HEAD.
+pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Rollback, OpsError> {
+    let (store, container) = context.container(container)?;
+    let target = store.resolve(container.key, revision)?;
+    move_head(&store, &container, target)
+}
+
+/// Kills every exec of the container and goes back to generation 0: how many were killed.
+pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), OpsError> {
+    let (store, container) = context.container(container)?;
+    let running = store.running(container.key)?;
+    for exec in &running {
+        kill_groups(&exec.cgroups);
+    }
+    let begun = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    // Their supervisors write the results; a commit that one of them makes meanwhile is left behind by the rollback.
+    loop {
+        let left = store.running(container.key)?;
+        if !left.iter().any(|now| running.iter().any(|then| then.id == now.id)) || begun.elapsed() > RESET_PATIENCE {
+            break;
+        }
+        recover::container(&store, container.key)?;
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    let moved = move_head(&store, &container, Generation::ZERO)?;
+    Ok((running.len(), moved))
+}
+
+fn move_head(store: &Store, container: &Container, target: Generation) -> Result<Rollback, OpsError> {
+    let moved = {
+        let _lock = store.commit_lock(container.key)?;
+        store.rollback(container.key, target)?
+    };
+    publish::annotate(store, container, None)?;
+    Ok(moved)
+}

@@ -1,0 +1,209 @@
+//! The result document of an exec, `dev.agentsbx.result/v1`, and the short form of it that an annotation carries.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::diff::{Change, PathBytes, Summary};
+use crate::id::Generation;
+use crate::terms::{Disposition, EndKind};
+
+/// The document's name and version.
+pub const SCHEMA: &str = "dev.agentsbx.result/v1";
+
+/// The longest annotation, bytes.
+pub const MAX_ANNOTATION: usize = 16 * 1024;
+
+/// What one exec did: how it ended, what it changed, what became of that, what it cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ResultDocument {
+    /// Always `dev.agentsbx.result/v1`.
+    pub schema: Schema,
+    /// The container's id.
+    pub container: String,
+    /// The exec's id, a ULID.
+    pub exec: String,
+    /// The engine's own id for it, where known.
+    pub engine_exec: Option<String>,
+    /// The command and its arguments. Where they were too long to keep, the last one says how many bytes are left out.
+    pub args: Vec<String>,
+    /// The working directory, inside.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub cwd: PathBuf,
+    /// Who ran it.
+    pub user: UserIds,
+    /// What it started from, and where HEAD was when its result was written.
+    pub generation: Generations,
+    /// What became of its layer; null only while it runs.
+    pub disposition: Option<Disposition>,
+    /// How it ended; null only while it runs.
+    pub end: Option<End>,
+    /// When it was started, RFC 3339 in UTC.
+    pub started_at: String,
+    /// When its result was written, RFC 3339 in UTC; null only while it runs.
+    pub finished_at: Option<String>,
+    /// What it cost. A value that the kernel could not tell is null.
+    pub usage: Usage,
+    /// How many paths changed in which way.
+    pub summary: Summary,
+    /// The changed paths, by the bytes of their names.
+    pub changes: Vec<Change>,
+    /// With disposition `conflict`: the paths that somebody else's commit has changed too.
+    pub conflicts: Vec<PathBytes>,
+    /// With disposition `conflict`: why, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conflict_reason: Option<String>,
+    /// Processes that it left running and that were killed.
+    pub survivors_killed: Option<u64>,
+    /// Whether paths are left out of `changes` or `conflicts`. `summary` always counts all.
+    pub truncated: bool,
+}
+
+/// The constant `schema` field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Schema {
+    /// The only version there is.
+    #[serde(rename = "dev.agentsbx.result/v1")]
+    V1,
+}
+
+/// User and group, as numbers inside the container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct UserIds {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// Where an exec stands in the container's history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Generations {
+    /// HEAD when it began: what it saw.
+    pub base: Generation,
+    /// HEAD when its result was written: with `committed`, the generation that it made.
+    pub head: Generation,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct End {
+    /// In which way.
+    pub kind: EndKind,
+    /// What `exec` exited with: the command's own code, 128 + signal, 124 for a timeout, 255 for a runtime error.
+    pub code: Option<u8>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// For people: what went wrong.
+    pub message: Option<String>,
+}
+
+/// What an exec cost; null where the kernel could not tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Usage {
+    /// From start to the command's end, nanoseconds.
+    pub wall_ns: Option<u64>,
+    /// CPU time in user mode of all its processes, nanoseconds.
+    pub user_ns: Option<u64>,
+    /// CPU time in the kernel, nanoseconds.
+    pub system_ns: Option<u64>,
+    /// Most memory in use at one time, bytes.
+    pub peak_memory_bytes: Option<u64>,
+    /// Most processes and threads at one time.
+    pub max_pids: Option<u64>,
+    /// Bytes written to block devices.
+    pub written_bytes: Option<u64>,
+}
+
+impl ResultDocument {
+    /// The document as JSON, changes (then conflicts) left out at the end until it is at most `limit` bytes long, and
+    /// marked `truncated` if any are. A document whose fixed part alone is longer is given with none of them.
+    pub fn to_json_within(&self, limit: usize) -> serde_json::Result<String> {
+        let whole = serde_json::to_string(self)?;
+        if whole.len() <= limit {
+            return Ok(whole);
+        }
+        let mut short = ResultDocument { changes: Vec::new(), conflicts: Vec::new(), truncated: true, ..self.clone() };
+        let mut room = limit.saturating_sub(serde_json::to_string(&short)?.len());
+        short.conflicts = fitting(&self.conflicts, &mut room)?;
+        short.changes = fitting(&self.changes, &mut room)?;
+        serde_json::to_string(&short)
+    }
+}
+
+/// The first items whose JSON, a comma each, is no longer than `room`.
+fn fitting<T: Serialize + Clone>(items: &[T], room: &mut usize) -> serde_json::Result<Vec<T>> {
+    let mut kept = Vec::new();
+    for item in items {
+        let length = serde_json::to_string(item)?.len() + 1;
+        if length > *room {
+            break;
+        }
+        *room -= length;
+        kept.push(item.clone());
+    }
+    Ok(kept)
+}
+
+/// A time as the documents have it: RFC 3339, UTC, nanoseconds. `ns` counts from 1970.
+pub fn rfc3339(ns: i64) -> String {
+    chrono::DateTime::from_timestamp_nanos(ns).to_rfc3339_opts(chrono::SecondsFormat::Nanos, true)
+}
+
+/// The JSON Schema of the result document, generated from the types.
+#[cfg(feature = "schema")]
+pub fn json_schema() -> serde_json::Value {
+    let mut schema = schemars::schema_for!(ResultDocument).to_value();
+    if let Some(object) = schema.as_object_mut() {
+        object.insert("$id".into(), format!("urn:{}", SCHEMA.replace('/', ":")).into());
+    }
+    schema
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../runtime-spec/examples/result-committed.json");
+
+    fn example(copies: usize) -> ResultDocument {
+        let mut document: ResultDocument = serde_json::from_str(EXAMPLE).unwrap();
+        let first = document.changes[0].clone();
+        document.changes = (0..copies)
+            .map(|n| Change { path: PathBytes::new(format!("/root/file-{n:06}")), ..first.clone() })
+            .collect();
+        document
+    }
+
+    #[test]
+    fn the_example_is_what_the_types_say() {
+        let document: ResultDocument = serde_json::from_str(EXAMPLE).unwrap();
+        let again = serde_json::to_value(&document).unwrap();
+        assert_eq!(again, serde_json::from_str::<serde_json::Value>(EXAMPLE).unwrap());
+    }
+
+    #[test]
+    fn an_annotation_is_bounded_and_says_so() {
+        let short = example(3);
+        assert_eq!(short.to_json_within(MAX_ANNOTATION).unwrap(), serde_json::to_string(&short).unwrap());
+        let text = example(100_000).to_json_within(MAX_ANNOTATION).unwrap();
+        assert!(text.len() <= MAX_ANNOTATION && text.len() > MAX_ANNOTATION - 400, "{} bytes", text.len());
+        let back: ResultDocument = serde_json::from_str(&text).unwrap();
+        assert!(back.truncated && back.changes.len() > 50);
+        assert_eq!(back.changes[1].path.to_string_lossy(), "/root/file-000001");
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(rfc3339(1_700_000_000_123_456_789), "2023-11-14T22:13:20.123456789Z");
+    }
+}

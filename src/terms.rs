@@ -1,0 +1,187 @@
+//! Words with a fixed set of values, as annotations, flags, the database and documents spell them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Classify, Kind};
+
+/// A value that is none of the word's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid {word} {value:?}: expected {expected}")]
+pub struct UnknownValue {
+    /// What was asked for, for people.
+    pub word: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What could have been given.
+    pub expected: String,
+}
+
+impl Classify for UnknownValue {
+    fn kind(&self) -> Kind {
+        Kind::InvalidInput
+    }
+}
+
+/// Declares an enum whose variants have fixed names, the same in text and in JSON.
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident ($word:literal) { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $text)] $variant),* }
+
+        impl $name {
+            /// Every value, in the order of the declaration.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// Its name.
+            pub const fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $text),* }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = UnknownValue;
+            fn from_str(s: &str) -> Result<Self, UnknownValue> {
+                match s {
+                    $($text => Ok($name::$variant),)*
+                    _ => Err(UnknownValue { word: $word, value: s.to_owned(), expected: [$($text),*].join(", ") }),
+                }
+            }
+        }
+    };
+}
+
+word! {
+    /// What is to become of an exec's layer.
+    LayerMode ("layer mode") {
+        /// Commit it, however the command ends.
+        Commit = "commit",
+        /// Commit it if the command exits with 0, else drop it.
+        CommitOnSuccess = "commit-on-success",
+        /// Drop it.
+        Discard = "discard",
+        /// Hold it for a later decision.
+        Hold = "hold",
+        /// Run without a layer, in the first process's own mount namespace.
+        Shared = "shared",
+    }
+}
+
+word! {
+    /// What became of an exec's layer.
+    Disposition ("disposition") {
+        /// It is a generation.
+        Committed = "committed",
+        /// It was dropped.
+        Discarded = "discarded",
+        /// It waits for `commit` or `discard`.
+        Held = "held",
+        /// Held, because to commit it would lose an update.
+        Conflict = "conflict",
+        /// Nothing changed: there is no layer.
+        Empty = "empty",
+        /// Its supervisor died; what there is of it is held.
+        Aborted = "aborted",
+        /// It ran without one.
+        Shared = "shared",
+    }
+}
+
+impl Disposition {
+    /// Whether the layer waits for a decision.
+    pub const fn is_held(self) -> bool {
+        matches!(self, Disposition::Held | Disposition::Conflict | Disposition::Aborted)
+    }
+}
+
+word! {
+    /// What is done with processes that outlive an exec's command.
+    Orphans ("orphans policy") {
+        /// They are killed.
+        Kill = "kill",
+        /// The exec ends when they have.
+        Wait = "wait",
+    }
+}
+
+word! {
+    /// How a command ended.
+    EndKind ("end") {
+        /// By itself, with a code.
+        Exited = "exited",
+        /// By a signal.
+        Signaled = "signaled",
+        /// Because its time was up.
+        Timeout = "timeout",
+        /// Because the memory that it may use was used up.
+        Oom = "oom",
+        /// The runtime could not start it, or lost it.
+        Error = "error",
+    }
+}
+
+/// How long a command may run; `None` is for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeout(pub Option<Duration>);
+
+impl FromStr for Timeout {
+    type Err = UnknownValue;
+
+    /// Seconds, or a number with `ms`, `s`, `m` or `h`; `0` is for ever.
+    fn from_str(s: &str) -> Result<Self, UnknownValue> {
+        let bad = || UnknownValue {
+            word: "timeout",
+            value: s.to_owned(),
+            expected: "seconds, a number with ms, s, m or h (such as 90 or 5m), or 0 for none".into(),
+        };
+        let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
+        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
+        let millis = match &s[digits..] {
+            "ms" => 1,
+            "" | "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(bad()),
+        };
+        let total = number.checked_mul(millis).ok_or_else(bad)?;
+        Ok(Timeout((total > 0).then(|| Duration::from_millis(total))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_same_in_text_and_json() {
+        for mode in LayerMode::ALL {
+            assert_eq!(mode.as_str().parse::<LayerMode>().unwrap(), *mode);
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.as_str());
+        }
+        assert_eq!(
+            "x".parse::<LayerMode>().unwrap_err().to_string(),
+            r#"invalid layer mode "x": expected commit, commit-on-success, discard, hold, shared"#
+        );
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, want) in [("0", None), ("0s", None), ("90", Some(90_000)), ("5m", Some(300_000)), ("1h", Some(3_600_000)), ("250ms", Some(250))] {
+            assert_eq!(text.parse::<Timeout>().unwrap(), Timeout(want.map(Duration::from_millis)), "{text}");
+        }
+        for bad in ["", "m", "-1", "1.5", "5 m", "1d", "99999999999999999999", "18446744073709551615h"] {
+            assert!(bad.parse::<Timeout>().is_err(), "{bad}");
+        }
+    }
+}
