@@ -243,14 +243,13 @@ impl Store {
     /// exec (case does not matter in ULIDs). If the engine used an id again, the newest.
     pub fn exec(&self, key: ContainerKey, name: &str) -> Result<ExecRecord, StoreError> {
         let upper = name.to_ascii_uppercase();
-        let found: Vec<(String, Option<String>)> = self
+        // Compared here: an engine's id may hold anything, and SQLite's text functions stop at a NUL.
+        let mut found: Vec<(String, Option<String>)> = self
             .conn
-            .prepare_cached(
-                "SELECT id, engine_exec FROM execs WHERE container = ?1
-                     AND (substr(id, 1, length(?2)) = ?2 OR substr(engine_exec, 1, length(?3)) = ?3) ORDER BY seq",
-            )
-            .and_then(|mut s| s.query_map(params![key.0, upper, name], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+            .prepare_cached("SELECT id, engine_exec FROM execs WHERE container = ? ORDER BY seq")
+            .and_then(|mut s| s.query_map([key.0], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
             .during("find exec")?;
+        found.retain(|(id, alias)| id.starts_with(&upper) || alias.as_ref().is_some_and(|a| a.starts_with(name)));
         let exact = found.iter().rfind(|(id, alias)| *id == upper || alias.as_deref() == Some(name));
         let id = match (exact, found.as_slice()) {
             _ if name.is_empty() => return Err(StoreError::ExecNotFound { name: String::new() }),

@@ -19,7 +19,7 @@ use super::layer::open_dir;
 use super::{ContainerKey, Store, StoreError, trash};
 
 /// Who keeps a layer, and the query for the layers that they keep. Snapshots will be a line here.
-pub(super) const REACHABLE: &[(&str, &str)] = &[
+pub(super) const REACHABLE: [(&str, &str); 3] = [
     ("generation", "SELECT layer FROM generations"),
     ("squash", "SELECT layer FROM squashes"),
     (
@@ -207,13 +207,11 @@ impl Store {
     }
 }
 
-/// All layers that somebody keeps, as text.
+/// All layers that somebody keeps, as text. One statement, so that a layer that passes from an exec to a generation meanwhile
+/// is seen with one of them.
 pub(super) fn reachable(conn: &Connection) -> Result<BTreeSet<String>, StoreError> {
-    let mut all = BTreeSet::new();
-    for (_, sql) in REACHABLE {
-        all.extend(column::<String>(conn, sql)?);
-    }
-    Ok(all)
+    let sql = REACHABLE.map(|(_, sql)| sql).join(" UNION ");
+    Ok(column(conn, &sql)?.into_iter().collect())
 }
 
 /// The first column of a query.

@@ -245,7 +245,7 @@ mod tests {
         symlink(outside.path(), top.join("link")).unwrap();
         symlink(outside.path(), top.join("a/b/link")).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, top.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-        std::fs::set_permissions(top.join("a/b"), std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(top.join("a/b"), std::fs::Permissions::from_mode(0o000)).unwrap();
         empty(trash.path(), "t").unwrap();
         assert!(is_empty(trash.path()));
         assert!(outside.path().join("precious").exists());

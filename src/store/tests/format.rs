@@ -1,0 +1,226 @@
+//! Opening: what is made, what is refused and in which words, migrations, and a database or disk that fails.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use rusqlite::Connection;
+
+use super::super::schema::{MIGRATIONS, migrate};
+use super::*;
+use crate::durable::fault;
+
+#[test]
+fn opening_makes_a_private_store_and_opens_it_again() {
+    let f = fixture();
+    let mode = |p: &Path| p.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&f.root()), 0o700);
+    for name in ["layers", "trash", "locks"] {
+        assert_eq!(mode(&f.root().join(name)), 0o700, "{name}");
+    }
+    let key = f.store.add_container(&new_container("c")).unwrap();
+    let again = Store::open(&f.root()).unwrap();
+    assert_eq!(again.container(key).unwrap().id, cid("c"));
+    assert_sound(&again);
+}
+
+#[test]
+fn a_directory_open_to_others_is_refused_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let err = Store::open(dir.path()).unwrap_err();
+    assert!(matches!(err, StoreError::NotPrivate { mode: 0o755, .. }), "{err}");
+    assert!(err.to_string().contains("--store"), "{err}");
+    assert_eq!(dir.path().metadata().unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    let f = fixture();
+    f.store.conn.pragma_update(None, "user_version", 99).unwrap();
+    let err = Store::open(&f.root()).unwrap_err();
+    assert!(matches!(err, StoreError::NewerFormat { found: 99, .. }), "{err}");
+    assert_eq!(err.kind(), Kind::Unsupported);
+}
+
+#[test]
+fn a_foreign_database_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let conn = Connection::open(dir.path().join("db.sqlite")).unwrap();
+    conn.execute_batch("CREATE TABLE theirs(x)").unwrap();
+    drop(conn);
+    assert!(matches!(Store::open(dir.path()).unwrap_err(), StoreError::NotOurs { .. }));
+}
+
+#[test]
+fn a_damaged_database_says_so() {
+    let f = fixture();
+    let root = f.root();
+    drop(f.store);
+    let db = root.join("db.sqlite");
+    for name in ["db.sqlite-wal", "db.sqlite-shm"] {
+        std::fs::remove_file(root.join(name)).unwrap();
+    }
+    durable::replace(&db, &[b'x'; 8192], 0o600).unwrap();
+    let err = Store::open(&root).unwrap_err();
+    assert_eq!(err.kind(), Kind::Corrupt, "{err}");
+    assert!(err.to_string().contains("damaged"), "{err}");
+}
+
+#[test]
+fn a_row_that_we_cannot_have_written_is_damage() {
+    let f = fixture();
+    let key = f.store.add_container(&new_container("c")).unwrap();
+    commit(&f.store, key);
+    f.store.conn.execute("UPDATE generations SET layer = '../../etc'", []).unwrap();
+    let err = f.store.generation(key, Generation(1)).unwrap_err();
+    assert_eq!(err.kind(), Kind::Corrupt, "{err}");
+    assert!(!f.store.check().unwrap().is_empty());
+}
+
+/// Version 0 (an empty file) and a fixture of the first version go to the newest; a crash on the way leaves the old one.
+#[test]
+fn migrations_go_step_by_step_or_not_at_all() {
+    const NEXT: &str = "ALTER TABLE containers ADD COLUMN note TEXT; UPDATE containers SET note = 'migrated ' || id";
+    let steps = [MIGRATIONS[0], NEXT];
+    for k in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db.sqlite");
+        let conn = Connection::open(&path).unwrap();
+        migrate(&conn, &path, &steps[..1]).unwrap();
+        conn.execute(
+            "INSERT INTO containers(id, root, bundle, rootfs, created_ns) VALUES('c', x'2f', x'2f', x'2f', 1)",
+            [],
+        )
+        .unwrap();
+        let (result, _) = fault::stop_after(k, || migrate(&conn, &path, &steps));
+        let done = result.is_ok();
+        drop(conn);
+        let conn = Connection::open(&path).unwrap();
+        let version: i64 = conn.pragma_query_value(None, "user_version", |r| r.get(0)).unwrap();
+        assert_eq!(version, if done { 2 } else { 1 }, "stopped after {k}");
+        migrate(&conn, &path, &steps).unwrap();
+        let note: String = conn.query_row("SELECT note FROM containers", [], |r| r.get(0)).unwrap();
+        assert_eq!(note, "migrated c");
+        // The older program.
+        assert!(matches!(migrate(&conn, &path, &steps[..1]), Err(StoreError::NewerFormat { found: 2, known: 1, .. })));
+        if done {
+            assert_eq!(k, 2);
+            break;
+        }
+    }
+}
+
+#[test]
+fn many_may_make_the_store_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("a/b/store");
+    std::thread::scope(|s| {
+        for _ in 0..8 {
+            s.spawn(|| Store::open(&root).unwrap().add_container(&new_container("c")).unwrap());
+        }
+    });
+    let store = Store::open(&root).unwrap();
+    assert_eq!(store.containers().unwrap().len(), 1);
+    assert_sound(&store);
+}
+
+#[test]
+fn file_systems_that_cannot_hold_layers_are_known() {
+    for (magic, name) in [(0x794c_7630, Some("overlayfs")), (0x6969, Some("NFS")), (0xef53, None), (0x5846_5342, None)]
+    {
+        assert_eq!(unsuitable(magic), name, "{magic:x}");
+    }
+}
+
+/// Something mounted on a temporary directory for as long as this lives.
+struct Mounted {
+    at: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new(kind: &str, options: &str) -> Mounted {
+        let at = tempfile::tempdir().unwrap();
+        let status = Command::new("mount").args(["-t", kind, "-o", options, "none"]).arg(at.path()).status();
+        assert!(status.unwrap().success(), "mount -t {kind} -o {options}");
+        Mounted { at }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg("-l").arg(self.at.path()).status();
+        assert!(status.is_ok_and(|s| s.success()), "umount {:?}", self.at.path());
+    }
+}
+
+/// Needs root, to mount; proves nothing without.
+#[test]
+fn an_overlay_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let layers = tempfile::tempdir().unwrap();
+    for name in ["l", "u", "w"] {
+        std::fs::create_dir(layers.path().join(name)).unwrap();
+    }
+    let at = |name| layers.path().join(name).display().to_string();
+    let options = format!("lowerdir={},upperdir={},workdir={}", at("l"), at("u"), at("w"));
+    let overlay = Mounted::new("overlay", &options);
+    let err = Store::open(&overlay.at.path().join("store")).unwrap_err();
+    assert!(matches!(err, StoreError::Filesystem { filesystem: "overlayfs", .. }), "{err}");
+    assert!(err.to_string().contains("AGENTSBX_STORE"), "{err}");
+}
+
+/// Needs root, to mount; proves nothing without.
+#[test]
+fn a_full_disk_is_exhausted_and_loses_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let disk = Mounted::new("tmpfs", "size=1m,mode=0700");
+    let root = disk.at.path().join("store");
+    let store = Store::open(&root).unwrap();
+    let key = store.add_container(&new_container("c")).unwrap();
+    let mut before = Generation::ZERO;
+    let err = loop {
+        let staged = match store.create_layer() {
+            Ok(staged) => staged,
+            Err(e) => break e,
+        };
+        let exec = NewExec { args: vec!["x".repeat(20_000)], ..new_exec(Some(staged.id())) };
+        if let Err(e) = store.begin_exec(key, &exec) {
+            break e;
+        }
+        staged.keep();
+        match store.finish_exec(key, &exec.id, &outcome(commit_on(before))) {
+            Ok(finished) => before = finished.generation.unwrap(),
+            Err(e) => break e,
+        }
+        assert!(before.0 < 1000, "the disk does not fill up");
+    };
+    assert_eq!(err.kind(), Kind::Exhausted, "{err:?}");
+    drop(store);
+    let status = Command::new("mount").args(["-o", "remount,size=16m"]).arg(disk.at.path()).status();
+    assert!(status.unwrap().success());
+    let store = Store::open(&root).unwrap();
+    assert_eq!(store.head(key).unwrap(), before);
+    assert_sound(&store);
+    assert_eq!(commit(&store, key).0, before.0 + 1);
+}
+
+/// Needs root, to mount; proves nothing without.
+#[test]
+fn a_read_only_store_says_so() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let disk = Mounted::new("tmpfs", "size=16m,mode=0700");
+    let root = disk.at.path().join("store");
+    drop(Store::open(&root).unwrap());
+    let status = Command::new("mount").args(["-o", "remount,ro"]).arg(disk.at.path()).status();
+    assert!(status.unwrap().success());
+    let err = Store::open(&root).and_then(|s| s.add_container(&new_container("c"))).unwrap_err();
+    assert_eq!(err.kind(), Kind::Denied, "{err:?}");
+}
