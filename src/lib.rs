@@ -2,5 +2,11 @@
 //!
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
+pub mod cli;
+pub mod durable;
 pub mod error;
 pub mod id;
+pub mod runtime;
+pub mod spec;
+pub mod sys;
+pub mod telemetry;

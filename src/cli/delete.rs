@@ -1,0 +1,23 @@
+//! `delete`.
+
+use super::Global;
+use crate::runtime::{self, DeleteRequest};
+
+/// Delete any resources held by the container
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Delete the container even if it is still running (uses SIGKILL)
+    #[arg(long, short)]
+    pub force: bool,
+    /// The container
+    #[arg(value_name = "CONTAINER-ID")]
+    pub id: String,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let request = DeleteRequest { root: global.root.clone(), id: super::id(&args.id)?, force: args.force };
+    if let Some(warning) = runtime::delete(&request)? {
+        super::warn(global, &warning.to_string());
+    }
+    Ok(0)
+}

@@ -1,0 +1,30 @@
+//! Containers from the outside: create, start, kill, delete and what else the parent side does with them.
+//!
+//! libcontainer sets up the first process; everything that engines see of a container's life is decided here.
+
+pub mod cgroup;
+mod copyup;
+mod create;
+mod create_text;
+mod delete;
+mod error;
+mod fixup;
+pub mod hooks;
+mod kill;
+mod payload;
+mod prepare;
+mod run;
+pub mod socket;
+mod start;
+pub mod state;
+
+pub use create::{CreateRequest, create};
+pub use delete::{DeleteRequest, delete};
+pub use error::RuntimeError;
+pub use kill::{KillRequest, kill, pause, resume};
+pub use run::{RunRequest, run};
+pub use start::{Started, start};
+pub use state::{Record, Status, pids};
+
+/// The runtime's name, as it stands in messages.
+pub const NAME: &str = "agentsbx";
