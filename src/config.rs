@@ -154,8 +154,20 @@ fn resolve(text: &str, path: &Path, sources: &Sources) -> Result<Config, ConfigE
     Ok(Config {
         store,
         layer: parse(file.exec.layer).map_err(value("exec.layer"))?.unwrap_or(default.layer),
-        timeout: file.exec.timeout.map(|t| t.parse()).transpose().map_err(value("exec.timeout"))?.unwrap_or(default.timeout),
-        orphans: file.exec.orphans.map(|t| t.parse()).transpose().map_err(value("exec.orphans"))?.unwrap_or(default.orphans),
+        timeout: file
+            .exec
+            .timeout
+            .map(|t| t.parse())
+            .transpose()
+            .map_err(value("exec.timeout"))?
+            .unwrap_or(default.timeout),
+        orphans: file
+            .exec
+            .orphans
+            .map(|t| t.parse())
+            .transpose()
+            .map_err(value("exec.orphans"))?
+            .unwrap_or(default.orphans),
     })
 }
 

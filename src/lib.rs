@@ -3,6 +3,7 @@
 //! `docs/architecture.md` has the map of the modules and which may use which.
 
 pub mod audit;
+pub mod cli;
 pub mod config;
 pub mod diff;
 pub mod durable;
@@ -14,6 +15,8 @@ pub mod policy;
 pub mod report;
 pub mod rootfs;
 pub mod runtime;
+pub mod spec;
 pub mod store;
 pub mod sys;
+pub mod telemetry;
 pub mod terms;

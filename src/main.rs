@@ -1,3 +1,7 @@
 //! The `agentsbx` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    agentsbx::cli::main(std::env::args_os())
+}

@@ -177,7 +177,14 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        for (text, want) in [("0", None), ("0s", None), ("90", Some(90_000)), ("5m", Some(300_000)), ("1h", Some(3_600_000)), ("250ms", Some(250))] {
+        for (text, want) in [
+            ("0", None),
+            ("0s", None),
+            ("90", Some(90_000)),
+            ("5m", Some(300_000)),
+            ("1h", Some(3_600_000)),
+            ("250ms", Some(250)),
+        ] {
             assert_eq!(text.parse::<Timeout>().unwrap(), Timeout(want.map(Duration::from_millis)), "{text}");
         }
         for bad in ["", "m", "-1", "1.5", "5 m", "1d", "99999999999999999999", "18446744073709551615h"] {

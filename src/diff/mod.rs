@@ -13,10 +13,16 @@ mod change;
 mod compare;
 mod content;
 mod descent;
+mod digest;
 mod error;
 mod locate;
+mod merge;
+mod patch;
 mod path;
+mod refresh;
 mod rename;
+mod seal;
+mod touch;
 mod xattr;
 
 #[cfg(test)]
@@ -27,9 +33,15 @@ use std::ops::Bound;
 
 pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary};
 pub use compare::compare;
+pub use digest::digest;
 pub use error::DiffError;
 pub use locate::{Entry, lookup};
+pub use merge::merge;
+pub use patch::{PatchLimits, patch};
 pub use path::PathBytes;
+pub use refresh::refresh_passed;
+pub use seal::seal;
+pub use touch::{Touched, conflicts, decode_touched, encode_touched, touched};
 pub use xattr::Namespace;
 
 /// How to compare.

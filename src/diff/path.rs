@@ -43,6 +43,11 @@ impl PathBytes {
         String::from_utf8_lossy(&self.0)
     }
 
+    /// True where this path lies below `ancestor` or is it.
+    pub fn is_below(&self, ancestor: &PathBytes) -> bool {
+        self == ancestor || is_below(&self.0, &ancestor.0)
+    }
+
     /// The name after the last slash.
     pub(crate) fn file_name(&self) -> &[u8] {
         self.0.rsplit(|b| *b == b'/').next().unwrap_or_default()

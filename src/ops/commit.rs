@@ -94,7 +94,12 @@ fn changed_too(generations: &[Generation]) -> String {
 
 /// The paths that a layer touched: from its record, or by looking again where that is missing or damaged (it is not
 /// synced to disk, so a loss of power can take it).
-pub fn touched_of(store: &Store, container: &Container, layer: &LayerId, below: Generation) -> Result<Vec<Touched>, OpsError> {
+pub fn touched_of(
+    store: &Store,
+    container: &Container,
+    layer: &LayerId,
+    below: Generation,
+) -> Result<Vec<Touched>, OpsError> {
     if let Some(bytes) = store.read_touched(layer)?
         && let Ok(touched) = diff::decode_touched(&bytes)
     {
@@ -106,7 +111,13 @@ pub fn touched_of(store: &Store, container: &Container, layer: &LayerId, below: 
     Ok(diff::touched(&found))
 }
 
-fn refresh(store: &Store, container: &Container, layer: &LayerId, base: Generation, head: Generation) -> Result<(), OpsError> {
+fn refresh(
+    store: &Store,
+    container: &Container,
+    layer: &LayerId,
+    base: Generation,
+    head: Generation,
+) -> Result<(), OpsError> {
     let upper: OwnedFd = open_dir(&store.upper(layer))?;
     let before = stack::lowers_at(store, container, base)?;
     let now = stack::lowers_at(store, container, head)?;

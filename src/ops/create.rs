@@ -1,32 +1,36 @@
 //! `create` and the first half of `run`: the container, then its row in the store.
 
 use super::{Context, OpsError, publish};
-use crate::runtime::create::{CreateRequest, create as make};
-use crate::runtime::delete::{DeleteRequest, delete};
-use crate::runtime::seccomp;
-use crate::runtime::state::Record;
+use crate::runtime::{self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, Steps};
+use crate::runtime::{create as make, delete as remove};
 use crate::store::{NewContainer, Store, now_ns};
 
 /// Creates the container and registers it. On failure nothing of it is left.
 pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsError> {
-    // Before anything is made: a store that can't be used must not leave a container without history.
-    let store = context.store()?;
+    // Before anything is made: a store that can't be used must not leave a container without history. It is not kept
+    // open, since the first process would inherit its descriptors until it is started.
+    drop(context.store()?);
     let record = make(request)?;
-    match register(&store, record) {
-        Ok(record) => Ok(record),
-        Err(err) => {
-            // The error that is on its way is the one to tell.
-            let _ = delete(&DeleteRequest { root: request.root.clone(), id: request.id.clone(), force: true });
-            Err(err)
-        }
-    }
+    let id = record.id.clone();
+    register(&context.store()?, record).inspect_err(|_| {
+        // The error that is on its way is the one to tell.
+        let _ = remove(&DeleteRequest { root: request.root.clone(), id, force: true });
+    })
+}
+
+/// `run`: create and start in one, and in the foreground stay until it has ended and is deleted.
+pub fn run(context: &Context, request: RunRequest) -> Result<Ran, OpsError> {
+    let steps = Steps {
+        create: &|request: &CreateRequest| create(context, request),
+        delete: &|request: &DeleteRequest| super::delete::delete(context, request),
+    };
+    runtime::run(request, &steps)
 }
 
 fn register(store: &Store, mut record: Record) -> Result<Record, OpsError> {
-    seccomp::save(&mut record)?;
     let container = NewContainer {
         id: record.id.clone(),
-        root: record.root(),
+        root: record.root().to_owned(),
         bundle: record.bundle.clone(),
         rootfs: record.rootfs.clone(),
         created_ns: now_ns(),

@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Context, OpsError, recover};
-use crate::runtime::RuntimeError;
-use crate::runtime::delete::{DeleteRequest, delete as remove};
-use crate::runtime::state::Record;
+use crate::runtime::{DeleteRequest, Record, RuntimeError, delete as remove};
 use crate::store::{ContainerKey, Store, StoreError};
 
 /// How long `delete` waits for supervisors that are writing results. Engines give up on a delete after 5 to 10 s.

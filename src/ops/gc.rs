@@ -19,6 +19,6 @@ pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> 
     if dry_run {
         return Ok(Collected::Planned(plan));
     }
-    let report = store.execute(&plan)?;
+    let report = store.execute_gc(&plan)?;
     Ok(Collected::Done(plan, report))
 }

@@ -79,12 +79,25 @@ impl Comparison {
     /// Writes a unified patch of the changes.
     pub fn patch(&self, out: &mut dyn Write) -> Result<(), OpsError> {
         let uppers: Vec<_> = self.uppers.iter().map(AsFd::as_fd).collect();
-        Ok(diff::patch(&uppers, &self.lowers.fds(), &self.diff.changes, out, &diff::PatchLimits::default())?)
+        Ok(diff::patch(
+            &uppers,
+            &self.lowers.fds(),
+            &self.diff.changes,
+            diff::Namespace::Trusted,
+            &diff::PatchLimits::default(),
+            out,
+        )?)
     }
 }
 
 /// Compares. `paths`, if any, leaves only changes at or below one of them (the summary then counts those that are listed).
-pub fn compare(context: &Context, container: &str, range: &Range, recursive: bool, paths: &[PathBytes]) -> Result<Comparison, OpsError> {
+pub fn compare(
+    context: &Context,
+    container: &str,
+    range: &Range,
+    recursive: bool,
+    paths: &[PathBytes],
+) -> Result<Comparison, OpsError> {
     let (store, container) = context.container(container)?;
     let (uppers, lowers) = match range {
         Range::Generations(from, to) => {
@@ -110,14 +123,17 @@ pub fn compare(context: &Context, container: &str, range: &Range, recursive: boo
 }
 
 fn wanted(change: &Change, paths: &[PathBytes]) -> bool {
-    let inside = |path: &PathBytes| {
-        paths.iter().any(|want| path == want || diff::is_below(path.as_bytes(), want.as_bytes()) || want.as_bytes() == b"/")
-    };
+    let inside = |path: &PathBytes| paths.iter().any(|want| path.is_below(want));
     inside(&change.path) || change.from.as_ref().is_some_and(inside)
 }
 
 /// The layers after `from` up to `to`, newest first, merged ones where they fit in between.
-fn uppers_between(store: &Store, container: &Container, from: Generation, to: Generation) -> Result<Vec<OwnedFd>, OpsError> {
+fn uppers_between(
+    store: &Store,
+    container: &Container,
+    from: Generation,
+    to: Generation,
+) -> Result<Vec<OwnedFd>, OpsError> {
     if !store.is_ancestor(container.key, from, to)? {
         return Err(OpsError::NotAncestor { from, to });
     }

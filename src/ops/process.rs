@@ -76,7 +76,8 @@ fn from_flags(flags: &ProcessFlags, spec: Spec) -> Result<Process, OpsError> {
         process.set_no_new_privileges(Some(true));
     }
     if let Some(user) = &flags.user {
-        let bad = || OpsError::Flag { flag: "--user", reason: format!("{user:?}: expected UID or UID:GID, as numbers") };
+        let bad =
+            || OpsError::Flag { flag: "--user", reason: format!("{user:?}: expected UID or UID:GID, as numbers") };
         let (uid, gid) = user.split_once(':').map_or((user.as_str(), None), |(u, g)| (u, Some(g)));
         let number = |text: &str| text.parse::<u32>().map_err(|_| bad());
         let mut who = process.user().clone();
@@ -117,7 +118,9 @@ fn add_caps(process: &mut Process, names: &[String]) -> Result<(), OpsError> {
         Some(set)
     };
     let sets: LinuxCapabilities = caps.clone();
-    caps.set_bounding(with(sets.bounding())).set_effective(with(sets.effective())).set_permitted(with(sets.permitted()));
+    caps.set_bounding(with(sets.bounding()))
+        .set_effective(with(sets.effective()))
+        .set_permitted(with(sets.permitted()));
     process.set_capabilities(Some(caps));
     Ok(())
 }
@@ -169,8 +172,14 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         for (flags, text) in [
-            (ProcessFlags { user: Some("root".into()), ..ProcessFlags::default() }, "--user: \"root\": expected UID or UID:GID, as numbers"),
-            (ProcessFlags { caps: vec!["nope".into()], ..ProcessFlags::default() }, "--cap: unknown capability \"nope\""),
+            (
+                ProcessFlags { user: Some("root".into()), ..ProcessFlags::default() },
+                "--user: \"root\": expected UID or UID:GID, as numbers",
+            ),
+            (
+                ProcessFlags { caps: vec!["nope".into()], ..ProcessFlags::default() },
+                "--cap: unknown capability \"nope\"",
+            ),
         ] {
             assert_eq!(build(&ProcessSource::Flags(flags), spec).unwrap_err().to_string(), text);
         }

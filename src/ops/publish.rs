@@ -41,8 +41,8 @@ pub fn details(changes: &[Change], conflict: Option<&Conflict>) -> Option<String
     let mut room = MAX_RESULT.saturating_sub(1024 + details.conflict_reason.as_ref().map_or(0, |r| r.len() * 2));
     details.conflicts = crate::report::fitting(&details.conflicts, &mut room).ok()?;
     details.changes = crate::report::fitting(changes, &mut room).ok()?;
-    let all = details.changes.len() == changes.len()
-        && details.conflicts.len() == conflict.map_or(0, |c| c.paths.len());
+    let all =
+        details.changes.len() == changes.len() && details.conflicts.len() == conflict.map_or(0, |c| c.paths.len());
     details.truncated = !all;
     serde_json::to_string(&details).ok()
 }
@@ -61,7 +61,12 @@ fn json_file(path: &Path) -> impl FnOnce(serde_json::Error) -> OpsError {
 }
 
 /// Writes down what an ended exec came to. An exec that changed nothing leaves no file: its row in the log is enough.
-pub fn ended(store: &Store, container: &Container, document: &ResultDocument, extra: Option<&Path>) -> Result<(), OpsError> {
+pub fn ended(
+    store: &Store,
+    container: &Container,
+    document: &ResultDocument,
+    extra: Option<&Path>,
+) -> Result<(), OpsError> {
     let text = serde_json::to_vec(document).map_err(json_file(Path::new("result")))?;
     if let Some(path) = extra {
         durable::replace(path, &text, 0o644).map_err(file("write", path))?;
@@ -185,8 +190,20 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
         end: serde_json::from_value(value(&record.end)).map_err(json_file(column))?,
         started_at: rfc3339(record.started_ns),
         finished_at: record.finished_ns.map(rfc3339),
-        usage: record.usage.clone().map(serde_json::from_value).transpose().map_err(json_file(column))?.unwrap_or_default(),
-        summary: record.summary.clone().map(serde_json::from_value).transpose().map_err(json_file(column))?.unwrap_or_default(),
+        usage: record
+            .usage
+            .clone()
+            .map(serde_json::from_value)
+            .transpose()
+            .map_err(json_file(column))?
+            .unwrap_or_default(),
+        summary: record
+            .summary
+            .clone()
+            .map(serde_json::from_value)
+            .transpose()
+            .map_err(json_file(column))?
+            .unwrap_or_default(),
         changes: details.changes,
         conflicts: details.conflicts,
         conflict_reason: details.conflict_reason.filter(|_| record.disposition == Some(Disposition::Conflict)),

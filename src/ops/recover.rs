@@ -99,9 +99,9 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         container: container.id.to_string(),
         exec: record.id.to_string(),
         killed,
-        held: record.layer.is_some() && finished.released.is_none(),
+        held: record.layer.is_some() && finished.released.is_empty(),
     };
-    if let Some(released) = finished.released {
+    for released in finished.released {
         store.delete_layer(released)?;
     }
     lost.recovered()?;

@@ -141,7 +141,7 @@ impl ResultDocument {
 }
 
 /// The first items whose JSON, a comma each, is no longer than `room`.
-fn fitting<T: Serialize + Clone>(items: &[T], room: &mut usize) -> serde_json::Result<Vec<T>> {
+pub(crate) fn fitting<T: Serialize + Clone>(items: &[T], room: &mut usize) -> serde_json::Result<Vec<T>> {
     let mut kept = Vec::new();
     for item in items {
         let length = serde_json::to_string(item)?.len() + 1;

@@ -1,4 +1,32 @@
-//! Processes: containers made, signalled and removed, commands run in them.
+//! Containers from the outside: create, start, kill, delete and what else the parent side does with them.
+//!
+//! libcontainer sets up the first process; everything that engines see of a container's life is decided here.
 
+pub mod cgroup;
+mod copyup;
+pub mod create;
+mod create_text;
+pub mod delete;
+mod error;
 pub mod exec;
+mod fixup;
+pub mod hooks;
+mod kill;
+mod payload;
+mod prepare;
+mod run;
+pub mod seccomp;
+pub mod socket;
+mod start;
 pub mod state;
+
+pub use create::{CreateRequest, create};
+pub use delete::{DeleteRequest, delete};
+pub use error::RuntimeError;
+pub use kill::{KillRequest, kill, pause, resume};
+pub use run::{Ran, RunRequest, Steps, run};
+pub use start::{Started, start};
+pub use state::{Record, Status, pids};
+
+/// The runtime's name, as it stands in messages.
+pub const NAME: &str = "agentsbx";

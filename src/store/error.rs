@@ -7,7 +7,8 @@ use crate::audit::AuditError;
 use crate::error::{Classify, Kind};
 use crate::id::{ExecId, Generation};
 
-use super::{ContainerKey, Disposition};
+use super::ContainerKey;
+use crate::terms::Disposition;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]

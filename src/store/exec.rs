@@ -7,68 +7,14 @@ use serde_json::Value;
 
 use crate::durable::fault;
 use crate::id::{ExecId, Generation, LayerId};
+use crate::terms::{Disposition, LayerMode};
 
 use super::container::live;
 use super::error::{DbContext, IoContext};
 use super::generation::mount_chain;
 use super::{
-    ContainerKey, Disposition, Lower, MAX_FIELD, Store, StoreError, blob_path, generation, number, parsed, parsed_opt,
-    path_blob,
+    ContainerKey, Lower, MAX_FIELD, Store, StoreError, blob_path, generation, number, parsed, parsed_opt, path_blob,
 };
-
-/// Declares an enum whose values have a name in the database.
-macro_rules! named {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$vdoc])* $variant),* }
-
-        impl $name {
-            /// Its name.
-            pub const fn as_str(self) -> &'static str {
-                match self { $($name::$variant => $text),* }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = $crate::store::exec::UnknownName;
-            fn from_str(s: &str) -> Result<Self, Self::Err> {
-                match s {
-                    $($text => Ok($name::$variant),)*
-                    _ => Err($crate::store::exec::UnknownName(s.to_owned())),
-                }
-            }
-        }
-    };
-}
-pub(super) use named;
-
-/// A name that the enum does not have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown name {0:?}")]
-pub struct UnknownName(pub(super) String);
-
-named! {
-    /// What is to become of an exec's layer.
-    LayerMode {
-        /// Commit it.
-        Commit = "commit",
-        /// Commit it if the command exits with 0, else hold it.
-        CommitOnSuccess = "commit-on-success",
-        /// Drop it.
-        Discard = "discard",
-        /// Hold it for a later decision.
-        Hold = "hold",
-        /// Run without a layer, in the first process's own mount namespace.
-        Shared = "shared",
-    }
-}
 
 /// What is known of an exec when it begins.
 #[derive(Debug, Clone)]

@@ -6,44 +6,18 @@ use serde_json::{Map, Value, json};
 
 use crate::durable::fault;
 use crate::id::{ExecId, Generation, LayerId};
+use crate::terms::Disposition;
 
 use super::container::{by_key, live, purge, running};
 use super::error::{DbContext, IoContext};
 use super::event::append;
-use super::exec::{by_id, named};
+use super::exec::by_id;
 use super::generation::commit;
 use super::layer::Released;
 use super::{
     CommitInfo, Container, ContainerKey, ExecRecord, MAX_FIELD, MAX_LIGHT_ROWS, MAX_RESULT, Store, StoreError, now_ns,
     number,
 };
-
-named! {
-    /// What became of an exec's layer.
-    Disposition {
-        /// It is a generation.
-        Committed = "committed",
-        /// It was dropped.
-        Discarded = "discarded",
-        /// It is kept for a later decision.
-        Held = "held",
-        /// It is kept because committing it would lose an update.
-        Conflict = "conflict",
-        /// It changed nothing and was dropped.
-        Empty = "empty",
-        /// Its supervisor died; what there is of it is kept.
-        Aborted = "aborted",
-        /// There was none.
-        Shared = "shared",
-    }
-}
-
-impl Disposition {
-    /// Whether the layer waits for a decision.
-    pub const fn is_held(self) -> bool {
-        matches!(self, Disposition::Held | Disposition::Conflict | Disposition::Aborted)
-    }
-}
 
 /// What is to become of an ending exec's layer.
 #[derive(Debug, Clone, PartialEq, Eq)]

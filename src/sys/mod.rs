@@ -2,9 +2,14 @@
 //! read like a line of strace.
 
 pub mod exe;
+pub mod fs;
+pub mod inside;
 pub mod mount;
+pub mod mountattr;
 pub mod ns;
+pub mod proc;
 pub mod process;
+pub mod signal;
 pub mod tty;
 
 use crate::error::{Classify, Kind};
@@ -62,6 +67,3 @@ impl<T> Call<T> for Result<T, std::io::Error> {
 pub(crate) fn check(ret: libc::c_long) -> Result<libc::c_long, std::io::Error> {
     if ret == -1 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
 }
-//! Raw system calls: the only home of `unsafe`, for what `rustix` has no safe wrapper of.
-
-pub mod fs;

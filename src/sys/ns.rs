@@ -34,6 +34,12 @@ impl PidFd {
     }
 }
 
+impl From<PidFd> for OwnedFd {
+    fn from(pidfd: PidFd) -> OwnedFd {
+        pidfd.0
+    }
+}
+
 impl AsFd for PidFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -1,13 +1,14 @@
 //! Pseudo-terminals and passing descriptors over a socket.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::termios::Winsize;
 
@@ -62,6 +63,25 @@ pub fn connect(path: &Path) -> Result<OwnedFd, SysError> {
         }
     }
     Ok(socket)
+}
+
+/// A connected pair of stream sockets.
+pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), SysError> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .call("socketpair", || "AF_UNIX".into())
+}
+
+/// Receives one descriptor, close-on-exec.
+pub fn receive_fd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut data = [0u8; 64];
+    let on = || "terminal socket".to_owned();
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .call("recvmsg", on)?;
+    let fds =
+        control.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
+    fds.flatten().next().ok_or_else(|| SysError::new("recvmsg", on(), rustix::io::Errno::NOMSG))
 }
 
 /// Sends one descriptor with `data` as the message's bytes (`SCM_RIGHTS`).

@@ -46,8 +46,7 @@ pub fn step(random: &mut Random, root: &Path) {
     let is = |path: &Path| std::fs::symlink_metadata(path).map(|meta| meta.file_type());
     let plain = is(&at).is_ok_and(|kind| kind.is_file() || kind.is_dir());
     let _ = match random.below(16) {
-        0 => std::fs::create_dir(&at),
-        1 => std::fs::create_dir_all(&at),
+        0 | 1 => std::fs::create_dir_all(&at),
         2 | 3 if plain || is(&at).is_err() => std::fs::File::create(&at).and_then(|mut f| {
             use std::io::Write;
             f.write_all(&b"xyz"[..random.below(3) as usize])
@@ -78,14 +77,14 @@ pub fn step(random: &mut Random, root: &Path) {
 /// A root filesystem and layers of random steps. The seed also chooses the kind of mount.
 pub fn history(seed: u64, layers: usize) -> (Lab, Random) {
     let mut random = Random::new(seed);
-    let mut lab = Lab::new(|root| (0..60).for_each(|_| step(&mut random, root)));
+    let mut lab = Lab::new(|root| (0..250).for_each(|_| step(&mut random, root)));
     match seed % 4 {
         0 => lab.flags = vec![("xino", "on")],
         1 => lab.namespace = Namespace::User,
         _ => {}
     }
     for _ in 0..layers {
-        lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+        lab.exec(|root| (0..60).for_each(|_| step(&mut random, root)));
     }
     (lab, random)
 }
@@ -95,7 +94,7 @@ fn one_layer_is_the_truth() {
     let mut kinds = std::collections::BTreeMap::new();
     for seed in 0..120 {
         let (mut lab, mut random) = history(seed, (seed % 3) as usize);
-        let (before, after) = lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+        let (before, after) = lab.exec(|root| (0..60).for_each(|_| step(&mut random, root)));
         let diff = lab.diff(1, &lab.options());
         assert_eq!(lines(&diff), truth(&before, &after), "seed {seed}");
         diff.changes.iter().for_each(|change| *kinds.entry(change.kind).or_insert(0) += 1);

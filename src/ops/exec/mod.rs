@@ -136,7 +136,7 @@ fn detached(context: &Context, prepared: Prepared, channel: OwnedFd) -> u8 {
     let outcome = supervisor::run(context, prepared, |()| {
         let channel = channel.take();
         // The caller may have been killed; the command runs all the same, as its engine will find out.
-        drop(channel.map(|fd| rustix::io::write(fd.as_fd(), &[STARTED])));
+        let _ = channel.map(|fd| rustix::io::write(fd.as_fd(), &[STARTED]));
         Ok(())
     });
     match outcome {

@@ -52,7 +52,9 @@ impl Settings {
         Ok(Settings {
             layer: sources.pick("--layer", &flags.layer, "LAYER", annotations::LAYER)?.unwrap_or(config.layer),
             timeout: sources.pick("--timeout", &flags.timeout, "TIMEOUT", annotations::TIMEOUT)?.unwrap_or(timeout).0,
-            orphans: sources.pick("--orphans", &flags.orphans, "ORPHANS", annotations::ORPHANS)?.unwrap_or(config.orphans),
+            orphans: sources
+                .pick("--orphans", &flags.orphans, "ORPHANS", annotations::ORPHANS)?
+                .unwrap_or(config.orphans),
         })
     }
 }
@@ -86,14 +88,22 @@ fn take_variables(process: &mut Process) -> BTreeMap<String, String> {
     let Some(env) = process.env().clone() else { return BTreeMap::new() };
     let (ours, theirs): (Vec<String>, Vec<String>) = env.into_iter().partition(|pair| pair.starts_with(PREFIX));
     process.set_env(Some(theirs));
-    ours.iter().filter_map(|pair| pair[PREFIX.len()..].split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+    ours.iter()
+        .filter_map(|pair| pair[PREFIX.len()..].split_once('='))
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn resolve(terminal: bool, env: &[&str], annotations: &[(&str, &str)], flag: Option<&str>) -> Result<(Settings, Vec<String>), String> {
+    fn resolve(
+        terminal: bool,
+        env: &[&str],
+        annotations: &[(&str, &str)],
+        flag: Option<&str>,
+    ) -> Result<(Settings, Vec<String>), String> {
         let mut process = Process::default();
         process.set_terminal(Some(terminal)).set_env(Some(env.iter().map(|s| (*s).to_owned()).collect()));
         let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -115,7 +125,8 @@ mod tests {
 
     #[test]
     fn our_variables_are_taken_out() {
-        let (settings, env) = resolve(false, &["A=1", "AGENTSBX_TIMEOUT=2", "B=AGENTSBX_X", "AGENTSBX_ORPHANS=wait"], &[], None).unwrap();
+        let (settings, env) =
+            resolve(false, &["A=1", "AGENTSBX_TIMEOUT=2", "B=AGENTSBX_X", "AGENTSBX_ORPHANS=wait"], &[], None).unwrap();
         assert_eq!(env, ["A=1", "B=AGENTSBX_X"]);
         assert_eq!((settings.timeout, settings.orphans), (Some(Duration::from_secs(2)), Orphans::Wait));
     }
@@ -124,7 +135,10 @@ mod tests {
     fn a_terminal_has_no_timeout_unless_asked_for() {
         assert_eq!(resolve(true, &[], &[], None).unwrap().0.timeout, None);
         assert_eq!(resolve(false, &[], &[], None).unwrap().0.timeout, Some(Duration::from_secs(300)));
-        assert_eq!(resolve(true, &[], &[(annotations::TIMEOUT, "1m")], None).unwrap().0.timeout, Some(Duration::from_secs(60)));
+        assert_eq!(
+            resolve(true, &[], &[(annotations::TIMEOUT, "1m")], None).unwrap().0.timeout,
+            Some(Duration::from_secs(60))
+        );
         assert_eq!(resolve(false, &["AGENTSBX_TIMEOUT=0"], &[], None).unwrap().0.timeout, None);
     }
 

@@ -16,15 +16,15 @@ use crate::ops::{Context, OpsError, publish, recover, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, mount_layer, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
-use crate::runtime::exec::process::{Described, describe, personality};
+use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
-use crate::runtime::exec::{ExecError, Running, spawn};
+use crate::runtime::exec::{Running, abandon, spawn};
 use crate::runtime::seccomp;
 use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
 use crate::sys::ns::PidFd;
-use crate::sys::{SysError, ns, tty};
+use crate::sys::{ns, tty};
 use crate::terms::{EndKind, LayerMode};
 
 /// An exec that has its row, its lock and (unless shared) its layer.
@@ -87,8 +87,7 @@ pub(super) fn run(
     };
     if let Err(err) = announce(&prepared, started) {
         // Without its pid file no engine can know of it.
-        running.cgroup.kill_all();
-        crate::runtime::exec::abandon(running)?;
+        abandon(running)?;
         exec.never_ran(&prepared, &crate::error::chain(&err))?;
         return Err(err);
     }
@@ -172,7 +171,7 @@ fn launch(
         oom_score_adj: process.oom_score_adj(),
         io_priority: described.io_priority,
         scheduler: described.scheduler,
-        personality: record.personality.map(personality),
+        personality: record.personality,
         apparmor: process.apparmor_profile().clone().filter(|p| !p.is_empty()),
         selinux: process.selinux_label().clone().filter(|l| !l.is_empty()),
         keyring: record.keyring.then(|| CString::new(format!("_ses.{}", record.id)).unwrap_or_default()),
@@ -218,7 +217,11 @@ fn release_streams(detached: bool, passing_on: bool) {
     if passing_on {
         return;
     }
-    let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty());
+    let null = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    );
     let Ok(null) = null else { return };
     // Whether this works or not, the command runs; at worst its end is seen late.
     let _ = rustix::stdio::dup2_stdin(&null);
@@ -245,7 +248,8 @@ impl Exec<'_> {
     }
 
     fn options(&self) -> diff::Options {
-        let ignore: BTreeSet<PathBytes> = self.mounts.iter().map(|p| PathBytes::new(p.as_os_str().as_bytes())).collect();
+        let ignore: BTreeSet<PathBytes> =
+            self.mounts.iter().map(|p| PathBytes::new(p.as_os_str().as_bytes())).collect();
         diff::Options { ignore, ..diff::Options::default() }
     }
 
@@ -328,7 +332,12 @@ impl Exec<'_> {
         }
     }
 
-    fn commit(&self, told: &Told<'_>, layer: &LayerId, touched: &[Touched]) -> Result<Result<Finished, Conflict>, OpsError> {
+    fn commit(
+        &self,
+        told: &Told<'_>,
+        layer: &LayerId,
+        touched: &[Touched],
+    ) -> Result<Result<Finished, Conflict>, OpsError> {
         let info = CommitInfo { digest: Some(diff::digest(&told.diff)), bytes: Some(told.diff.summary.bytes) };
         onto_head(self.store, self.container, layer, self.begun.base, touched, false, |expected_head: Generation| {
             let ending = Ending::Commit { expected_head, info: info.clone() };
@@ -381,7 +390,7 @@ impl Exec<'_> {
             truncated: false,
         };
         publish::ended(self.store, self.container, &document, prepared.request.result.as_deref())?;
-        if let Some(released) = finished.released {
+        for released in finished.released {
             self.store.delete_layer(released)?;
         }
         Ok(self.lock.release()?)

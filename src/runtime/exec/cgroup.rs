@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::ExecError;
-use crate::runtime::state::CgroupDir;
+use crate::runtime::cgroup::CgroupDir;
 use crate::sys::ns::PidFd;
 
 /// The v1 controllers in whose hierarchies an exec has a group of its own.

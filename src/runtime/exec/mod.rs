@@ -120,6 +120,13 @@ pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result
     }
 }
 
+/// Ends a command of which nobody was told: kills it with all that it started, and reaps it.
+pub fn abandon(running: Running) -> Result<(), ExecError> {
+    running.cgroup.kill_all();
+    sys("reap the command", crate::sys::process::wait(running.pid, true))?;
+    running.cgroup.remove()
+}
+
 fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<(i32, PidFd, OwnedFd), ExecError> {
     let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (ours, childs) = sys("make a channel to the command", pair.map_err(|e| SysError::new("socketpair", "", e)))?;

@@ -4,8 +4,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 
 use oci_spec::runtime::{
-    IOPriorityClass, LinuxPersonalityDomain, LinuxSchedulerFlag, LinuxSchedulerPolicy, PosixRlimitType, Process,
-    Scheduler,
+    IOPriorityClass, LinuxSchedulerFlag, LinuxSchedulerPolicy, PosixRlimitType, Process, Scheduler,
 };
 
 use super::ExecError;
@@ -65,14 +64,6 @@ pub fn describe(process: &Process) -> Result<Described, ExecError> {
         scheduler: process.scheduler().as_ref().map(scheduler),
         console_size: size.map(|s| (s.height() as u16, s.width() as u16)),
     })
-}
-
-/// The number that personality(2) takes.
-pub fn personality(domain: LinuxPersonalityDomain) -> u64 {
-    match domain {
-        LinuxPersonalityDomain::PerLinux => 0,
-        LinuxPersonalityDomain::PerLinux32 => 8,
-    }
 }
 
 fn c_strings<'a>(field: &'static str, strings: impl Iterator<Item = &'a String>) -> Result<Vec<CString>, ExecError> {

@@ -10,18 +10,10 @@ use super::relay::Relay;
 use super::{ExecError, Running, sys};
 use crate::sys::SysError;
 use crate::sys::process::{Exit, next_signal, wait};
+use crate::terms::{EndKind, Orphans};
 
 /// How long a command has between SIGTERM and SIGKILL when its time is up.
 pub const GRACE: Duration = Duration::from_secs(5);
-
-/// What is done with processes that outlive the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Orphans {
-    /// They are killed.
-    Kill,
-    /// The exec ends when they have.
-    Wait,
-}
 
 /// The rules for one command.
 #[derive(Debug)]
@@ -30,19 +22,6 @@ pub struct Limits {
     pub timeout: Option<Duration>,
     /// What becomes of what it leaves running.
     pub orphans: Orphans,
-}
-
-/// How a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndKind {
-    /// By itself, with a code.
-    Exited,
-    /// By a signal.
-    Signaled,
-    /// Because its time was up.
-    Timeout,
-    /// Because the kernel ran out of the memory that it may use.
-    Oom,
 }
 
 /// A command that has ended, and all that it started with it.

@@ -1,0 +1,17 @@
+//! `checkpoint`: known, refused.
+
+use anyhow::bail;
+
+use super::Global;
+
+/// Checkpoint a running container (not supported)
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Any options: the answer is the same
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub rest: Vec<std::ffi::OsString>,
+}
+
+pub fn run(_: &Global, _: Args) -> anyhow::Result<u8> {
+    bail!("checkpoint is not supported: use \"snapshot create\" to keep a container's files")
+}

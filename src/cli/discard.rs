@@ -1,0 +1,21 @@
+//! `discard`.
+
+use super::{Global, print};
+use crate::ops::discard;
+
+/// Drop a held layer
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The container: its id or a unique prefix of it
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+    /// The exec: its id, the engine's id for it, or a unique prefix of either
+    #[arg(value_name = "EXEC")]
+    exec: String,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let record = discard::held(&global.context()?, &args.container, &args.exec)?;
+    print(&format!("{} discarded\n", record.id));
+    Ok(0)
+}

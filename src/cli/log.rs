@@ -1,0 +1,118 @@
+//! `log`.
+
+use serde_json::{Value, json};
+
+use super::render::{self, Colour, Paint};
+use super::{Global, print};
+use crate::diff::Summary;
+use crate::ops::history;
+use crate::report::{End, rfc3339};
+use crate::store::{ExecRecord, LogEntry, now_ns};
+
+/// Show a container's history: execs, commits, rollbacks
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// The container: its id or a unique prefix of it
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let (container, entries) = history::log(&global.context()?, &args.container)?;
+    if args.json {
+        for entry in &entries {
+            print(&format!("{}\n", as_json(entry)));
+        }
+        return Ok(0);
+    }
+    let paint = Paint::stdout();
+    let short = short_length(&entries);
+    let mut rows = vec![
+        ["", "GEN", "EXEC", "WHEN", "COMMAND", "END", "LAYER", "CHANGES"].map(|h| paint.text(Colour::Dim, h)).to_vec(),
+    ];
+    let at =
+        |generation: u64| if generation == container.head.0 { paint.text(Colour::Bold, "@") } else { String::new() };
+    let origin = [
+        at(0),
+        "0".into(),
+        String::new(),
+        ago(container.created_ns),
+        paint.text(Colour::Dim, "(the root filesystem as created)"),
+    ];
+    rows.push(origin.to_vec());
+    rows.extend(entries.iter().map(|entry| match entry {
+        LogEntry::Exec(exec) => exec_row(paint, exec, short, exec.generation.map(|g| at(g.0)).unwrap_or_default()),
+        LogEntry::Event(event) => {
+            let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
+            vec![String::new(), String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]
+        }
+    }));
+    print(&render::table(&rows));
+    Ok(0)
+}
+
+fn exec_row(paint: Paint, exec: &ExecRecord, short: usize, mark: String) -> Vec<String> {
+    let end: Option<End> = exec.end.clone().and_then(|e| serde_json::from_value(e).ok());
+    let summary: Summary = exec.summary.clone().and_then(|s| serde_json::from_value(s).ok()).unwrap_or_default();
+    vec![
+        mark,
+        exec.generation.map(|g| g.to_string()).unwrap_or_default(),
+        exec.id.to_string()[..short].to_owned(),
+        ago(exec.started_ns),
+        render::command(&exec.args, 44),
+        render::end_painted(paint, end.as_ref().filter(|_| exec.disposition.is_some())),
+        render::disposition(paint, exec.disposition),
+        render::counts(paint, &summary),
+    ]
+}
+
+fn event_text(kind: &str, payload: &Value, short: usize) -> String {
+    let number = |name: &str| payload[name].as_u64().map_or_else(|| "?".into(), |n| n.to_string());
+    let exec = || payload["exec"].as_str().map(|id| id.get(..short).unwrap_or(id).to_owned()).unwrap_or_default();
+    match kind {
+        "rollback" => format!("rollback from {} to {}", number("from"), number("to")),
+        "commit" => format!("commit of {} as generation {}", exec(), number("generation")),
+        "discard" => format!("discard of {}", exec()),
+        other => render::visible(other),
+    }
+}
+
+/// How many characters of an exec's id tell all of them apart; at least twelve.
+fn short_length(entries: &[LogEntry]) -> usize {
+    let mut ids: Vec<String> = entries
+        .iter()
+        .filter_map(|e| if let LogEntry::Exec(exec) = e { Some(exec.id.to_string()) } else { None })
+        .collect();
+    ids.sort();
+    let common = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(x, y)| x == y).count();
+    ids.windows(2).map(|w| common(&w[0], &w[1]) + 1).max().unwrap_or(0).clamp(12, 26)
+}
+
+fn ago(ns: i64) -> String {
+    let seconds = (now_ns() - ns).max(0) / 1_000_000_000;
+    match seconds {
+        0..60 => format!("{seconds}s ago"),
+        60..3600 => format!("{}m ago", seconds / 60),
+        3600..86400 => format!("{}h ago", seconds / 3600),
+        _ => format!("{}d ago", seconds / 86400),
+    }
+}
+
+fn as_json(entry: &LogEntry) -> Value {
+    match entry {
+        LogEntry::Exec(exec) => json!({
+            "type": "exec",
+            "exec": exec.id, "engineExec": exec.engine_exec, "args": exec.args, "base": exec.base,
+            "generation": exec.generation, "mode": exec.mode, "disposition": exec.disposition, "end": exec.end,
+            "summary": exec.summary, "usage": exec.usage,
+            "startedAt": rfc3339(exec.started_ns), "finishedAt": exec.finished_ns.map(rfc3339),
+        }),
+        LogEntry::Event(event) => json!({
+            "type": event.kind, "time": rfc3339(event.time_ns),
+            "event": serde_json::from_str::<Value>(&event.payload).unwrap_or(Value::Null),
+        }),
+    }
+}

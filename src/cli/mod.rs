@@ -1,0 +1,306 @@
+//! The command line: runc's verbs, flags, output and exit codes.
+//!
+//! Arguments come in Go's style and are first brought into clap's ([`argv`]); errors leave in one place ([`report`]).
+
+mod argv;
+mod checkpoint;
+mod commit;
+mod create;
+mod delete;
+mod diff;
+mod discard;
+mod exec;
+mod gc;
+mod kill;
+mod list;
+mod log;
+mod pause;
+mod ps;
+mod recover;
+mod render;
+mod report;
+mod reset;
+mod restore;
+mod resume;
+mod rollback;
+mod run;
+mod show;
+mod start;
+mod state;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+
+use crate::config::{self, Sources};
+use crate::id::ContainerId;
+use crate::ops::Context;
+use crate::runtime::NAME;
+
+/// Open Container Initiative runtime with a writable layer of its own for every exec
+#[derive(Debug, Parser)]
+#[command(name = NAME, disable_version_flag = true, disable_help_subcommand = true)]
+struct Cli {
+    #[command(flatten)]
+    global: GlobalArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// The options before the command, as typed.
+#[derive(Debug, clap::Args)]
+struct GlobalArgs {
+    /// Enable debug logging (to the file given with --log)
+    #[arg(long)]
+    debug: bool,
+    /// Set the log file to write errors to (default: stderr)
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Set the log format
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// Root directory for storage of container state (should be on tmpfs)
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Accepted and ignored, as in runc
+    #[arg(long, value_name = "PATH", hide = true)]
+    criu: Option<PathBuf>,
+    /// Enable systemd cgroup support; cgroupsPath is then "slice:prefix:name"
+    #[arg(long)]
+    systemd_cgroup: bool,
+    /// Ignore cgroup permission errors: true, false or auto
+    #[arg(long, value_name = "BOOL", default_value = "auto", value_parser = ["true", "false", "auto"])]
+    rootless: String,
+    /// Directory of the layer store
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Print the version
+    #[arg(long, short)]
+    version: bool,
+}
+
+/// How errors are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// logfmt.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The options before the command, resolved.
+#[derive(Debug)]
+pub struct Global {
+    /// Directory of the state directories.
+    pub root: PathBuf,
+    /// File that errors are written to.
+    pub log: Option<PathBuf>,
+    /// In which form.
+    pub log_format: LogFormat,
+    /// Also write debug events there.
+    pub debug: bool,
+    /// Use the systemd cgroup driver.
+    pub systemd_cgroup: bool,
+    /// `true`, `false`, or `None` for auto.
+    pub rootless: Option<bool>,
+    /// Directory of the layer store.
+    pub store: Option<PathBuf>,
+}
+
+impl Global {
+    fn resolve(args: GlobalArgs) -> Global {
+        Global {
+            root: args.root.unwrap_or_else(default_root),
+            log: args.log,
+            log_format: args.log_format,
+            debug: args.debug,
+            systemd_cgroup: args.systemd_cgroup,
+            rootless: args.rootless.parse().ok(),
+            store: args.store,
+        }
+    }
+
+    /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
+    /// The configuration, and what use cases need besides.
+    fn context(&self) -> anyhow::Result<Context> {
+        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let root = rustix::process::geteuid().is_root();
+        let data = || var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share")));
+        let sources = Sources {
+            file: var("AGENTSBX_CONFIG"),
+            store_flag: self.store.as_ref().map(std::path::absolute).transpose()?,
+            store_env: var("AGENTSBX_STORE"),
+            user_data: if root { None } else { data().map(|dir| dir.join(NAME)) },
+        };
+        Ok(Context { config: config::load(&sources)? })
+    }
+
+    fn debug_log(&self) -> Option<File> {
+        let path = self.log.as_deref().filter(|_| self.debug)?;
+        report::open_log(path).ok()
+    }
+}
+
+/// `/run/agentsbx`; for a user without root below `XDG_RUNTIME_DIR`.
+fn default_root() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
+    own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(NAME)
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Checkpoint(checkpoint::Args),
+    Commit(commit::Args),
+    Create(create::Args),
+    Delete(delete::Args),
+    Diff(diff::Args),
+    Discard(discard::Args),
+    Exec(exec::Args),
+    Gc(gc::Args),
+    Kill(kill::Args),
+    List(list::Args),
+    Log(log::Args),
+    Pause(pause::Args),
+    Ps(ps::Args),
+    Recover(recover::Args),
+    Reset(reset::Args),
+    Restore(restore::Args),
+    Resume(resume::Args),
+    Rollback(rollback::Args),
+    Run(run::Args),
+    Show(show::Args),
+    Start(start::Args),
+    State(state::Args),
+}
+
+impl Command {
+    fn run(self, global: &Global) -> anyhow::Result<u8> {
+        match self {
+            Command::Checkpoint(args) => checkpoint::run(global, args),
+            Command::Commit(args) => commit::run(global, args),
+            Command::Create(args) => create::run(global, args),
+            Command::Delete(args) => delete::run(global, args),
+            Command::Diff(args) => diff::run(global, args),
+            Command::Discard(args) => discard::run(global, args),
+            Command::Exec(args) => exec::run(global, args),
+            Command::Gc(args) => gc::run(global, args),
+            Command::Kill(args) => kill::run(global, args),
+            Command::List(args) => list::run(global, args),
+            Command::Log(args) => log::run(global, args),
+            Command::Pause(args) => pause::run(global, args),
+            Command::Ps(args) => ps::run(global, args),
+            Command::Recover(args) => recover::run(global, args),
+            Command::Reset(args) => reset::run(global, args),
+            Command::Restore(args) => restore::run(global, args),
+            Command::Resume(args) => resume::run(global, args),
+            Command::Rollback(args) => rollback::run(global, args),
+            Command::Run(args) => run::run(global, args),
+            Command::Show(args) => show::run(global, args),
+            Command::Start(args) => start::run(global, args),
+            Command::State(args) => state::run(global, args),
+        }
+    }
+
+    /// The exit code when the command itself failed.
+    fn failure_code(&self) -> u8 {
+        match self {
+            Command::Exec(_) => 255,
+            _ => 1,
+        }
+    }
+
+    /// Whether the command makes processes that enter a container, which could then reach this program's file.
+    fn enters(&self) -> bool {
+        matches!(self, Command::Create(_) | Command::Exec(_) | Command::Run(_))
+    }
+}
+
+/// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
+pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let argv = argv::normalise(argv.into_iter().collect(), &Cli::command());
+    let matches = match Cli::command().try_get_matches_from(&argv) {
+        Ok(matches) => matches,
+        Err(err) if !err.use_stderr() => {
+            print(&err.to_string());
+            return ExitCode::SUCCESS;
+        }
+        Err(err) => {
+            let code = if argv::names(&argv, "exec") { 255 } else { 1 };
+            report::failure(&report::Target::of_argv(&argv), &report::usage(&err.to_string()));
+            return ExitCode::from(code);
+        }
+    };
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(err) => {
+            report::failure(&report::Target::of_argv(&argv), &report::usage(&err.to_string()));
+            return ExitCode::from(1);
+        }
+    };
+    if cli.global.version {
+        print(&version());
+        return ExitCode::SUCCESS;
+    }
+    let global = Global::resolve(cli.global);
+    let Some(command) = cli.command else {
+        print(&Cli::command().render_help().to_string());
+        return ExitCode::SUCCESS;
+    };
+    let failure_code = command.failure_code();
+    let protected = if command.enters() { protect() } else { Ok(()) };
+    match protected.and_then(|()| command.run(&global)) {
+        Ok(code) => ExitCode::from(code),
+        Err(err) => {
+            report::failure(&report::Target::of(&global), &report::text(&err));
+            ExitCode::from(failure_code)
+        }
+    }
+}
+
+/// Runs this program from where a container can't write to it. Returns if it does so already.
+fn protect() -> anyhow::Result<()> {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    crate::sys::exe::protect(&args).map_err(|err| anyhow::anyhow!("protect the runtime's own binary: {err}"))
+}
+
+fn version() -> String {
+    let commit = option_env!("AGENTSBX_COMMIT").unwrap_or("unknown");
+    format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), "1.2.1")
+}
+
+/// Prints on stdout. A reader that has gone away is no failure of ours.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Tells of something that failed without failing the command, in the log file only: stderr may be the container's.
+fn warn(global: &Global, text: &str) {
+    report::warning(&report::Target::of(global), text);
+}
+
+/// Parses a container id.
+fn id(text: &str) -> anyhow::Result<ContainerId> {
+    Ok(text.parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn version_has_the_lines_that_docker_splits() {
+        let lines: Vec<String> = version().lines().map(str::to_owned).collect();
+        assert!(lines[0].starts_with("agentsbx version "), "{lines:?}");
+        assert!(lines[1].starts_with("commit: ") && lines[2].starts_with("spec: 1."), "{lines:?}");
+    }
+}

@@ -1,0 +1,23 @@
+//! `recover`.
+
+use super::{Global, print};
+use crate::ops::recover;
+
+/// Repair what killed supervisors left, in all containers
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
+    let recovered = recover::all(&global.context()?)?;
+    for one in &recovered.execs {
+        let layer = if one.held { "its layer is held" } else { "it had changed nothing" };
+        print(&format!("{} {}: aborted, {} processes killed, {layer}\n", one.container, one.exec, one.killed));
+    }
+    for id in &recovered.containers {
+        print(&format!("{id}: gone, its history dropped\n"));
+    }
+    if recovered.execs.is_empty() && recovered.containers.is_empty() {
+        print("nothing to recover\n");
+    }
+    Ok(0)
+}

@@ -1,0 +1,163 @@
+//! Where errors leave the program: exactly one line a failed command in the log file, and the message on stderr.
+//!
+//! Engines read the log file (containerd takes the last line of level `error`, podman takes the file for one object) and
+//! look for known words in it, so errno values are written as C programs do.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{Global, LogFormat};
+use crate::telemetry;
+
+/// Longest message, in bytes: stderr may be a pipe that nobody drains.
+const TEXT_MAX: usize = 8 * 1024;
+
+/// Where to report.
+#[derive(Debug)]
+pub struct Target {
+    log: Option<PathBuf>,
+    format: LogFormat,
+}
+
+impl Target {
+    /// As the options say.
+    pub fn of(global: &Global) -> Target {
+        Target { log: global.log.clone(), format: global.log_format }
+    }
+
+    /// From normalised arguments that could not be parsed as a whole.
+    pub fn of_argv(argv: &[OsString]) -> Target {
+        let value =
+            |name: &str| argv.iter().filter_map(|a| a.to_str()).find_map(|a| a.strip_prefix(name)).map(str::to_owned);
+        let json = value("--log-format=").as_deref() == Some("json");
+        Target { log: value("--log=").map(PathBuf::from), format: if json { LogFormat::Json } else { LogFormat::Text } }
+    }
+}
+
+/// Opens a log file for appending: all commands of a container write to the same.
+pub fn open_log(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.append(true).create(true).mode(0o644).custom_flags(libc::O_SYNC | libc::O_CLOEXEC | libc::O_NOCTTY);
+    options.open(path)
+}
+
+/// Reports that the command failed.
+pub fn failure(target: &Target, message: &str) {
+    let message = bounded(message);
+    let stderr_line = match &target.log {
+        None => text_line("error", &message),
+        Some(path) => {
+            let line = entry(target.format, "error", &message);
+            match open_log(path).and_then(|mut log| log.write_all(line.as_bytes())) {
+                Ok(()) => format!("{message}\n"),
+                Err(err) => format!("{message}\n(and the log file {} cannot be written: {err})\n", path.display()),
+            }
+        }
+    };
+    // A closed stderr is the caller's choice; the exit code still tells.
+    let _ = io::stderr().write_all(stderr_line.as_bytes());
+}
+
+/// Reports something that did not fail the command; only to a log file.
+pub fn warning(target: &Target, message: &str) {
+    if let Some(path) = &target.log {
+        let line = entry(target.format, "warning", &bounded(message));
+        // There is no other place that could not be the container's.
+        let _ = open_log(path).and_then(|mut log| log.write_all(line.as_bytes()));
+    }
+}
+
+fn entry(format: LogFormat, level: &str, message: &str) -> String {
+    match format {
+        LogFormat::Json => {
+            let mut line = json!({"level": level, "msg": message, "time": telemetry::now()}).to_string();
+            line.push('\n');
+            line
+        }
+        LogFormat::Text => text_line(level, message),
+    }
+}
+
+fn text_line(level: &str, message: &str) -> String {
+    format!("time=\"{}\" level={level} msg={}\n", telemetry::now(), json!(message))
+}
+
+fn bounded(message: &str) -> String {
+    let mut text = message.trim_end().to_owned();
+    if text.len() > TEXT_MAX {
+        let cut = (0..=TEXT_MAX).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+        text.truncate(cut);
+        text.push('…');
+    }
+    text
+}
+
+/// An error and its causes on one line.
+pub fn text(err: &anyhow::Error) -> String {
+    plain_errno(&crate::error::chain(err.as_ref()))
+}
+
+/// clap's message without its usage and help parts.
+pub fn usage(text: &str) -> String {
+    let end = text.find("\n\nUsage:").or_else(|| text.find("\n\nFor more")).unwrap_or(text.len());
+    let line = text[..end].split_whitespace().collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+/// `No such file or directory (os error 2)` as `no such file or directory`.
+fn plain_errno(text: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut out = text.to_owned();
+    while let Some(at) = out.find(MARK) {
+        let rest = &out[at + MARK.len()..];
+        let Some(close) = rest.find(')') else { break };
+        let Ok(errno) = rest[..close].parse::<i32>() else { break };
+        let long = io::Error::from_raw_os_error(errno).to_string();
+        let short = crate::runtime::socket::errno_text(&io::Error::from_raw_os_error(errno));
+        let replaced = out.replacen(&long, &short, 1);
+        if replaced == out {
+            break;
+        }
+        out = replaced;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_is_written_as_c_programs_do() {
+        assert_eq!(
+            plain_errno("open /x: No such file or directory (os error 2), then Permission denied (os error 13)"),
+            "open /x: no such file or directory, then permission denied"
+        );
+        assert_eq!(plain_errno("odd (os error x)"), "odd (os error x)");
+    }
+
+    #[test]
+    fn one_line_a_failure_and_appended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.json");
+        let target = Target { log: Some(path.clone()), format: LogFormat::Json };
+        warning(&target, "first");
+        failure(&target, "sec\"ond\nline");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!((lines[1]["level"].as_str(), lines[1]["msg"].as_str()), (Some("error"), Some("sec\"ond\nline")));
+        assert!(chrono::DateTime::parse_from_rfc3339(lines[1]["time"].as_str().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn usage_is_one_line() {
+        let text = "error: the following required arguments were not provided:\n  <ID>\n\nUsage: x\n\nFor more\n";
+        assert_eq!(usage(text), "the following required arguments were not provided: <ID>");
+    }
+}

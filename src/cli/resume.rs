@@ -1,0 +1,17 @@
+//! `resume`.
+
+use super::Global;
+use crate::runtime;
+
+/// Resume all processes inside the container
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The container
+    #[arg(value_name = "CONTAINER-ID")]
+    pub id: String,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    runtime::resume(&global.root, &super::id(&args.id)?)?;
+    Ok(0)
+}

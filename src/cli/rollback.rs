@@ -1,0 +1,23 @@
+//! `rollback`.
+
+use super::{Global, print};
+use crate::ops::rollback;
+
+/// Go back to a generation: the next exec sees it
+///
+/// Nothing is lost: what HEAD leaves stays, and a later rollback can return to it. Execs that run go on with what they see.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The container: its id or a unique prefix of it
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+    /// A generation's number, or @-N for HEAD's Nth parent
+    #[arg(value_name = "GENERATION")]
+    generation: String,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let moved = rollback::to(&global.context()?, &args.container, args.generation.parse()?)?;
+    print(&format!("HEAD {} -> {}\n", moved.from, moved.to));
+    Ok(0)
+}

@@ -1,0 +1,32 @@
+//! `show`.
+
+use super::render::{self, Paint};
+use super::{Global, print};
+use crate::ops::history;
+
+/// Show what one exec did: how it ended, what it changed, what became of that, what it cost
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print the result document
+    #[arg(long)]
+    json: bool,
+    /// Wait until the exec has ended
+    #[arg(long)]
+    wait: bool,
+    /// The container: its id or a unique prefix of it
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+    /// The exec: its id, the engine's id for it, or a unique prefix of either; by default the last one
+    #[arg(value_name = "EXEC")]
+    exec: Option<String>,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait)?;
+    if args.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&document)?));
+    } else {
+        print(&render::result(Paint::stdout(), &document));
+    }
+    Ok(0)
+}

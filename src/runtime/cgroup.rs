@@ -1,0 +1,466 @@
+//! The container's cgroup in every hierarchy of the host: v1, v2, and both at once (hybrid).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{On, RuntimeError};
+use crate::sys::proc;
+
+/// Controllers that libcgroups joins by itself on v1; all other hierarchies are joined by us.
+const LIBCGROUPS_V1: [&str; 12] = [
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "hugetlb",
+    "memory",
+    "pids",
+    "perf_event",
+    "blkio",
+    "net_prio",
+    "net_cls",
+    "freezer",
+];
+/// How long processes get to be gone after SIGKILL, and a cgroup to become removable.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
+/// The container's cgroup in one hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CgroupDir {
+    /// `memory`, `cpu,cpuacct`, `name=systemd`; empty for v2.
+    pub controllers: String,
+    /// The cgroup's directory on the host.
+    pub path: PathBuf,
+}
+
+impl CgroupDir {
+    /// Has this v1 controller.
+    pub fn has(&self, controller: &str) -> bool {
+        self.controllers.split(',').any(|c| c == controller)
+    }
+
+    /// The v2 hierarchy.
+    pub fn is_v2(&self) -> bool {
+        self.controllers.is_empty()
+    }
+}
+
+/// One mounted hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// As in [`CgroupDir`].
+    pub controllers: String,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The path in the hierarchy that is mounted there; `/` unless we are in somebody's container.
+    pub root: PathBuf,
+}
+
+impl Hierarchy {
+    /// The directory of cgroup `path` (as `/proc/PID/cgroup` names it).
+    fn dir(&self, path: &Path) -> CgroupDir {
+        let inner = path.strip_prefix(&self.root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
+        CgroupDir { controllers: self.controllers.clone(), path: self.mount_point.join(inner) }
+    }
+
+    /// Not among those that libcgroups joins.
+    fn is_extra(&self, hybrid: bool) -> bool {
+        if self.controllers.is_empty() {
+            return hybrid;
+        }
+        !self.controllers.split(',').any(|c| LIBCGROUPS_V1.contains(&c))
+    }
+}
+
+/// The hierarchies mounted in this process's mount namespace, each once.
+pub fn hierarchies() -> Result<Vec<Hierarchy>, RuntimeError> {
+    let path = Path::new("/proc/self/mountinfo");
+    Ok(parse_mountinfo(&fs::read(path).on("read", path)?))
+}
+
+fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for line in bytes.split(|b| *b == b'\n') {
+        let Some(at) = line.windows(3).position(|w| w == b" - ") else { continue };
+        let before: Vec<&[u8]> = line[..at].split(|b| *b == b' ').collect();
+        let after: Vec<&[u8]> = line[at + 3..].split(|b| *b == b' ').collect();
+        let (Some(root), Some(point), Some(kind), Some(options)) =
+            (before.get(3), before.get(4), after.first(), after.get(2))
+        else {
+            continue;
+        };
+        let controllers = match *kind {
+            b"cgroup2" => String::new(),
+            b"cgroup" => {
+                let options = String::from_utf8_lossy(options).into_owned();
+                let names: Vec<&str> = options
+                    .split(',')
+                    .filter(|o| {
+                        !matches!(*o, "rw" | "ro" | "noprefix" | "xattr" | "clone_children" | "cpuset_v2_mode")
+                            && !o.starts_with("release_agent=")
+                    })
+                    .collect();
+                names.join(",")
+            }
+            _ => continue,
+        };
+        if found.iter().all(|h| h.controllers != controllers) {
+            found.push(Hierarchy { controllers, mount_point: unescape(point), root: unescape(root) });
+        }
+    }
+    found
+}
+
+/// mountinfo writes space, tab, newline and backslash as `\ooo`.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut i = 0;
+    while i < field.len() {
+        let octal = field.get(i + 1..i + 4).filter(|_| field[i] == b'\\');
+        let value = octal.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        bytes.push(value.unwrap_or(field[i]));
+        i += if value.is_some() { 4 } else { 1 };
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+/// The directories of the cgroups that process `pid` is in, by `/proc/PID/cgroup`.
+pub fn of_process(pid: i32, all: &[Hierarchy]) -> Result<Vec<CgroupDir>, RuntimeError> {
+    let path = PathBuf::from(format!("/proc/{pid}/cgroup"));
+    let text = fs::read_to_string(&path).on("read", &path)?;
+    Ok(text
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let same = |h: &&Hierarchy| {
+                let names = |s: &str| s.split(',').map(str::to_owned).collect::<BTreeSet<_>>();
+                h.controllers == controllers || names(&h.controllers) == names(controllers)
+            };
+            Some(all.iter().find(same)?.dir(Path::new(path)))
+        })
+        .collect())
+}
+
+/// The directories that cgroup `path` (absolute) will have.
+pub fn of_path(path: &Path, all: &[Hierarchy]) -> Vec<CgroupDir> {
+    all.iter()
+        .map(|h| CgroupDir {
+            controllers: h.controllers.clone(),
+            path: h.mount_point.join(path.strip_prefix("/").unwrap_or(path)),
+        })
+        .collect()
+}
+
+/// Takes out hierarchy roots: a directory that holds other people's processes must never be emptied or removed.
+pub fn without_roots(dirs: Vec<CgroupDir>, all: &[Hierarchy]) -> Vec<CgroupDir> {
+    dirs.into_iter().filter(|d| all.iter().all(|h| d.path != h.mount_point)).collect()
+}
+
+/// Pids in the cgroup `dir` and all below it; none if it does not exist.
+pub fn pids_in(dir: &Path) -> Result<Vec<i32>, RuntimeError> {
+    let mut pids = Vec::new();
+    for path in tree(dir)? {
+        let file = path.join("cgroup.procs");
+        match fs::read_to_string(&file) {
+            Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 0)),
+            // Gone meanwhile, or a threaded v2 cgroup, whose processes are listed at its domain.
+            Err(err) if is_gone(&err) || err.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+            Err(err) => return Err(err).on("read", &file),
+        }
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+fn is_gone(err: &io::Error) -> bool {
+    matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+/// `dir` and every cgroup below it, parents before children; empty if it does not exist.
+fn tree(dir: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let mut all = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(at) = todo.pop() {
+        let entries = match fs::read_dir(&at) {
+            Ok(entries) => entries,
+            Err(err) if is_gone(&err) => continue,
+            Err(err) => return Err(err).on("read directory", &at),
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(err) if is_gone(&err) => break,
+                Err(err) => return Err(err).on("read directory", &at),
+            };
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                todo.push(entry.path());
+            }
+        }
+        all.push(at);
+    }
+    Ok(all)
+}
+
+/// Fails if any of `dirs` has a process: a new container must not share its cgroup, since ending it ends them.
+pub fn require_empty(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
+    for dir in dirs {
+        let count = pids_in(&dir.path)?.len();
+        if count > 0 {
+            return Err(RuntimeError::CgroupNotEmpty { path: dir.path.clone(), count });
+        }
+    }
+    Ok(())
+}
+
+/// The hierarchies that libcgroups leaves out, joined by this process so that the container's processes start in them,
+/// until [`Joined::leave`].
+#[derive(Debug)]
+#[must_use = "this process stays in the container's cgroups until it leaves"]
+pub struct Joined {
+    back: Vec<PathBuf>,
+}
+
+/// Makes cgroup `path` in the hierarchies that libcgroups leaves out and moves this process there.
+/// Without the right to (rootless) it stays where it is.
+pub fn join_extra(path: &Path, all: &[Hierarchy]) -> Result<Joined, RuntimeError> {
+    let hybrid = all.iter().any(|h| !h.controllers.is_empty());
+    let extra: Vec<Hierarchy> = all.iter().filter(|h| h.is_extra(hybrid)).cloned().collect();
+    let mut joined = Joined { back: Vec::new() };
+    if extra.is_empty() {
+        return Ok(joined);
+    }
+    let (pid, _) = proc::this().during("read /proc/self/stat")?;
+    let home = of_process(pid, &extra)?;
+    for dir in of_path(path, &extra) {
+        let Some(from) = home.iter().find(|h| h.controllers == dir.controllers) else { continue };
+        match fs::create_dir_all(&dir.path).and_then(|()| write(&dir.path.join("cgroup.procs"), "0")) {
+            Ok(()) => joined.back.push(from.path.clone()),
+            Err(err) if matches!(err.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) => {}
+            Err(err) => {
+                // The first failure is what is reported; going back is best effort then.
+                let _ = joined.leave();
+                return Err(err).on("join cgroup", &dir.path);
+            }
+        }
+    }
+    Ok(joined)
+}
+
+impl Joined {
+    /// Moves this process back to where it was.
+    pub fn leave(self) -> Result<(), RuntimeError> {
+        for dir in self.back {
+            let file = dir.join("cgroup.procs");
+            write(&file, "0").on("return to cgroup", &file)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes one value to a cgroup file that exists.
+pub fn write(path: &Path, value: &str) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+/// True if the freezer holds the container's processes, or is about to.
+pub fn is_frozen(dirs: &[CgroupDir]) -> bool {
+    dirs.iter().any(|dir| {
+        let read = |name| fs::read_to_string(dir.path.join(name)).unwrap_or_default();
+        if dir.has("freezer") {
+            matches!(read("freezer.state").trim(), "FROZEN" | "FREEZING")
+        } else {
+            dir.is_v2() && read("cgroup.freeze").trim() == "1"
+        }
+    })
+}
+
+/// Freezes or thaws everything in the container's cgroup and waits until the kernel says so.
+pub fn freeze(dirs: &[CgroupDir], frozen: bool) -> Result<(), RuntimeError> {
+    let v1 = dirs.iter().find(|d| d.has("freezer"));
+    let v2 = dirs.iter().find(|d| d.is_v2() && d.path.join("cgroup.freeze").exists());
+    if let Some(dir) = v1 {
+        return freeze_v1(&dir.path.join("freezer.state"), frozen);
+    }
+    let Some(dir) = v2 else { return Err(RuntimeError::Unsupported("pausing without a freezer cgroup")) };
+    let file = dir.path.join("cgroup.freeze");
+    write(&file, if frozen { "1" } else { "0" }).on("write", &file)?;
+    let events = dir.path.join("cgroup.events");
+    let want = if frozen { "frozen 1" } else { "frozen 0" };
+    let deadline = Instant::now() + GONE_WITHIN;
+    while !fs::read_to_string(&events).on("read", &events)?.lines().any(|l| l == want) {
+        if Instant::now() > deadline {
+            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)).on("freeze", &dir.path);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn freeze_v1(file: &Path, frozen: bool) -> Result<(), RuntimeError> {
+    let want = if frozen { "FROZEN" } else { "THAWED" };
+    let deadline = Instant::now() + GONE_WITHIN;
+    let mut round = 0u32;
+    loop {
+        write(file, want).on("write", file)?;
+        // v1 may hang in FREEZING while tasks fork: write again, and now and then let them run a little.
+        for _ in 0..25 {
+            if fs::read_to_string(file).on("read", file)?.trim() == want {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        if Instant::now() > deadline {
+            write(file, "THAWED").on("write", file)?;
+            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)).on("freeze", file);
+        }
+        round += 1;
+        if frozen && round.is_multiple_of(20) {
+            write(file, "THAWED").on("write", file)?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// All pids of the container: of every hierarchy, child cgroups included.
+pub fn all_pids(dirs: &[CgroupDir]) -> Result<Vec<i32>, RuntimeError> {
+    let mut pids = BTreeSet::new();
+    for dir in dirs {
+        pids.extend(pids_in(&dir.path)?);
+    }
+    Ok(pids.into_iter().collect())
+}
+
+/// Sends `signal` to every process in the container's cgroup. They are frozen meanwhile where that is possible, so that
+/// none forks away; SIGKILL thaws.
+pub fn signal_all(dirs: &[CgroupDir], signal: i32) -> Result<(), RuntimeError> {
+    let was_frozen = is_frozen(dirs);
+    let v1_freezer = dirs.iter().any(|d| d.has("freezer") && d.path.exists());
+    // Best effort: without a freezer the loop of `kill_all` catches who forked away.
+    let froze = !was_frozen && v1_freezer && freeze(dirs, true).is_ok();
+    let outcome = all_pids(dirs).and_then(|pids| {
+        for pid in pids {
+            match proc::kill(pid, signal) {
+                Ok(()) => {}
+                Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(source) => return Err(RuntimeError::System { op: "kill", source }),
+            }
+        }
+        Ok(())
+    });
+    if froze || (was_frozen && signal == libc::SIGKILL) {
+        freeze(dirs, false)?;
+    }
+    outcome
+}
+
+/// Kills everything in the container's cgroup and waits until it is gone.
+pub fn kill_all(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
+    let deadline = Instant::now() + GONE_WITHIN;
+    let mut pause = Duration::from_micros(100);
+    loop {
+        let mut left = all_pids(dirs)?;
+        left.retain(|pid| proc::stat(*pid).ok().flatten().is_some_and(|s| !s.is_dead()));
+        let Some(first) = left.first() else { return Ok(()) };
+        if Instant::now() > deadline {
+            let path = PathBuf::from(format!("/proc/{first}"));
+            return Err(RuntimeError::CgroupBusy { path, source: io::Error::from_raw_os_error(libc::EBUSY) });
+        }
+        for dir in dirs.iter().filter(|d| d.is_v2()) {
+            // Not on hosts before 5.14; the signals below do it there.
+            let _ = write(&dir.path.join("cgroup.kill"), "1");
+        }
+        signal_all(dirs, libc::SIGKILL)?;
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Removes the container's cgroups, children first. A cgroup stays busy for a moment after its last process ended.
+pub fn remove(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
+    for dir in dirs {
+        let deadline = Instant::now() + GONE_WITHIN;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let mut busy = None;
+            for path in tree(&dir.path)?.iter().rev() {
+                match fs::remove_dir(path) {
+                    Ok(()) => {}
+                    Err(err) if is_gone(&err) => {}
+                    Err(err) => busy = busy.or(Some((path.clone(), err))),
+                }
+            }
+            let Some((path, source)) = busy else { break };
+            if source.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
+                return Err(RuntimeError::CgroupBusy { path, source });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &[u8] = b"31 24 0:27 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+32 31 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+33 31 0:29 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+34 31 0:30 / /sys/fs/cgroup/with\\040space rw shared:9 - cgroup cgroup rw,misc
+35 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+36 31 0:28 / /elsewhere rw - cgroup cgroup rw,cpu,cpuacct
+";
+
+    #[test]
+    fn hierarchies_of_a_hybrid_host() {
+        let all = parse_mountinfo(HYBRID);
+        let names: Vec<_> = all.iter().map(|h| (h.controllers.as_str(), h.mount_point.to_str().unwrap())).collect();
+        assert_eq!(
+            names,
+            [
+                ("cpu,cpuacct", "/sys/fs/cgroup/cpu,cpuacct"),
+                ("name=systemd", "/sys/fs/cgroup/systemd"),
+                ("misc", "/sys/fs/cgroup/with space"),
+                ("", "/sys/fs/cgroup/unified"),
+            ]
+        );
+        let extra: Vec<_> = all.iter().filter(|h| h.is_extra(true)).map(|h| h.controllers.as_str()).collect();
+        assert_eq!(extra, ["name=systemd", "misc", ""]);
+        assert!(!all[3].is_extra(false), "on a pure v2 host libcgroups joins it");
+    }
+
+    #[test]
+    fn a_hierarchy_mounted_from_below_its_root_is_stripped() {
+        let h = Hierarchy { controllers: "pids".into(), mount_point: "/m".into(), root: "/docker/x".into() };
+        assert_eq!(h.dir(Path::new("/docker/x/a/b")).path, Path::new("/m/a/b"));
+        assert_eq!(h.dir(Path::new("/other")).path, Path::new("/m/other"));
+    }
+
+    #[test]
+    fn roots_are_never_the_containers() {
+        let all = parse_mountinfo(HYBRID);
+        assert_eq!(without_roots(of_path(Path::new("/"), &all), &all), []);
+        assert_eq!(without_roots(of_path(Path::new("/a/b"), &all), &all).len(), 4);
+    }
+
+    #[test]
+    fn nested_directories_are_removed_bottom_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("c");
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        fs::create_dir_all(top.join("d")).unwrap();
+        remove(&[CgroupDir { controllers: "pids".into(), path: top.clone() }]).unwrap();
+        assert!(!top.exists());
+        assert_eq!(pids_in(&top).unwrap(), Vec::<i32>::new());
+    }
+}

@@ -1,0 +1,327 @@
+//! `create`: from a bundle to a first process that waits for `start`. Whatever fails, nothing is left behind.
+//!
+//! Order: state directory (made atomically: it is the claim on the id), record with the creator's identity, normalised
+//! configuration, root filesystem, cgroups, libcontainer, repairs, record with the first process, pid file.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::error::LibcontainerError;
+use libcontainer::syscall::syscall::SyscallType;
+
+use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::error::{On, RuntimeError};
+use super::fixup::{self, Fixups};
+use super::payload::Payload;
+use super::prepare;
+use super::seccomp;
+use super::socket;
+use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
+use crate::durable;
+use crate::id::ContainerId;
+use crate::spec::{Config, SpecError, inroot, normalise};
+use crate::sys::proc;
+use crate::telemetry::ErrorCapture;
+
+/// What `create` is asked for. Paths may be relative to the current directory.
+#[derive(Debug, Default)]
+pub struct CreateRequest {
+    /// Directory of the state directories.
+    pub root: PathBuf,
+    /// The new container's id; must be set.
+    pub id: Option<ContainerId>,
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// Socket that gets the terminal's master side.
+    pub console_socket: Option<PathBuf>,
+    /// File that gets the first process's pid, decimal, no newline.
+    pub pid_file: Option<PathBuf>,
+    /// Socket that gets a pidfd of the first process.
+    pub pidfd_socket: Option<PathBuf>,
+    /// Move the root instead of pivoting (for a root on a ramdisk).
+    pub no_pivot: bool,
+    /// Keep the caller's session keyring.
+    pub no_new_keyring: bool,
+    /// Descriptors to pass on besides stdio.
+    pub preserve_fds: i32,
+    /// Sockets passed by socket activation, from descriptor 3 on.
+    pub listen_fds: Option<u32>,
+    /// Use the systemd cgroup driver.
+    pub systemd_cgroup: bool,
+    /// Row of the layer store, for the record.
+    pub store_key: Option<i64>,
+    /// Where the libraries' debug events go.
+    pub debug_log: Option<fs::File>,
+}
+
+/// Creates the container. The calling process must be single-threaded: it forks.
+pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
+    let Some(id) = &request.id else {
+        return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
+    };
+    let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
+    let engine = Config::load(&bundle)?;
+    let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
+    match (engine.terminal(), request.console_socket.is_some()) {
+        (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
+        (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
+        _ => {}
+    }
+    let paths = Outputs::resolve(request)?;
+
+    let root = absolute(&request.root)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).on("make directory", &root)?;
+    let dir = Record::dir_of(&root, id);
+    match fs::DirBuilder::new().mode(0o711).create(&dir) {
+        Ok(()) => {}
+        Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
+        Err(err) => return Err(err).on("make directory", &dir),
+    }
+    let made = build(request, id, &bundle, &rootfs, &engine, dir.clone(), &paths);
+    if made.is_err() {
+        // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
+        let _ = fs::remove_dir_all(&dir);
+    }
+    made
+}
+
+/// The files and sockets that `create` writes to, made absolute before the current directory changes.
+struct Outputs {
+    console_socket: Option<PathBuf>,
+    pid_file: Option<PathBuf>,
+    pidfd_socket: Option<PathBuf>,
+}
+
+impl Outputs {
+    fn resolve(request: &CreateRequest) -> Result<Outputs, RuntimeError> {
+        let resolve = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
+        Ok(Outputs {
+            console_socket: resolve(&request.console_socket)?,
+            pid_file: resolve(&request.pid_file)?,
+            pidfd_socket: resolve(&request.pidfd_socket)?,
+        })
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, RuntimeError> {
+    std::path::absolute(path).on("resolve", path)
+}
+
+/// What must hold of a configuration before anything is made for it. The canonical root filesystem.
+fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<PathBuf, RuntimeError> {
+    let field = |field, why: &str| RuntimeError::from(SpecError::Field { field, why: why.to_owned() });
+    if !config.version().starts_with("1.") {
+        return Err(field("ociVersion", &format!("{:?} is not a version 1", config.version())));
+    }
+    let value = config.value();
+    if !value["linux"].is_object() {
+        return Err(field("linux", "missing"));
+    }
+    if !value["process"].is_object() {
+        return Err(field("process", "missing"));
+    }
+    if config.args().first().is_none_or(String::is_empty) {
+        return Err(field("process.args", "args must not be empty"));
+    }
+    if !Path::new(config.cwd()).is_absolute() {
+        return Err(field("process.cwd", "Cwd must be an absolute path"));
+    }
+    if config.env().iter().chain(&config.args()).any(|s| s.contains('\0')) {
+        return Err(field("process", "NUL byte in an argument or environment variable"));
+    }
+    if value["process"]["selinuxLabel"].as_str().is_some_and(|l| !l.is_empty()) {
+        return Err(SpecError::Unsupported("selinux label is specified in config, but selinux is not supported").into());
+    }
+    if value["process"]["apparmorProfile"].as_str().is_some_and(|p| !p.is_empty() && p != "unconfined")
+        && !Path::new("/sys/kernel/security/apparmor").exists()
+    {
+        return Err(RuntimeError::Start(
+            "apparmor failed to apply profile: apparmor is not enabled on this host".to_owned(),
+        ));
+    }
+    if systemd_cgroup && !Path::new("/run/systemd/system").is_dir() {
+        return Err(
+            SpecError::Unsupported("systemd not running on this host, cannot use systemd cgroups manager").into()
+        );
+    }
+    let root = config.root_path().ok_or_else(|| field("root.path", "missing"))?;
+    let root = bundle.join(root);
+    fs::canonicalize(&root).on("resolve root filesystem", &root)
+}
+
+fn build(
+    request: &CreateRequest,
+    id: &ContainerId,
+    bundle: &Path,
+    rootfs: &Path,
+    engine: &Config,
+    dir: PathBuf,
+    paths: &Outputs,
+) -> Result<Record, RuntimeError> {
+    let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
+    let mut config = engine.clone();
+    let context = normalise::Context { id: id.as_str(), root: &root, systemd_cgroup: request.systemd_cgroup };
+    let changed = normalise::normalise(&mut config, &context)?;
+    let all = cgroup::hierarchies()?;
+    let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
+    let dirs = match cgroup_path.is_absolute() {
+        true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
+        false => Vec::new(),
+    };
+    cgroup::require_empty(&dirs)?;
+
+    let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
+    let mut record = Record {
+        version: VERSION,
+        id: id.clone(),
+        oci_version: config.version().to_owned(),
+        bundle: bundle.to_owned(),
+        rootfs: rootfs.to_owned(),
+        created: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true),
+        owner: rustix::process::geteuid().as_raw(),
+        pid: 0,
+        start_time: 0,
+        creator: Some(ProcessId { pid, start_time }),
+        cgroups: dirs.clone(),
+        cgroup_path,
+        systemd_cgroup: request.systemd_cgroup,
+        readonly_root: config.readonly_root(),
+        annotations: config.annotations(),
+        store_key: request.store_key,
+        namespaces: config.namespaces().into_iter().map(|(kind, path)| NamespaceRef { kind, path }).collect(),
+        seccomp: seccomp::prepare(engine, &dir)?,
+        personality: personality(engine)?,
+        keyring: !request.no_new_keyring,
+        dir,
+    };
+    record.save()?;
+    if !changed.is_empty() {
+        engine.keep_engine_copy(bundle)?;
+        config.store(bundle)?;
+    }
+    prepare::prepare(&config, rootfs, &root)?;
+
+    let started = launch(request, &record, &config, engine, &root, &all, paths);
+    match started {
+        Ok((pid, cgroups)) => {
+            record.pid = pid;
+            record.cgroups = cgroups;
+        }
+        Err(err) => {
+            discard(&dirs);
+            return Err(err);
+        }
+    }
+    publish(&mut record, paths).inspect_err(|_| discard(&record.cgroups))?;
+    Ok(record)
+}
+
+/// `linux.personality` as the number that personality(2) takes.
+fn personality(config: &Config) -> Result<Option<u64>, RuntimeError> {
+    match config.value()["linux"]["personality"]["domain"].as_str() {
+        None => Ok(None),
+        Some("LINUX") => Ok(Some(0)),
+        Some("LINUX32") => Ok(Some(8)),
+        Some(other) => {
+            Err(SpecError::Field { field: "linux.personality.domain", why: format!("{other:?} is not known") }.into())
+        }
+    }
+}
+
+/// Ends what was started and removes its cgroups. They were empty before, so all in them is the container's.
+fn discard(dirs: &[CgroupDir]) {
+    // Best effort after a failure that is told already.
+    let _ = cgroup::kill_all(dirs);
+    let _ = cgroup::remove(dirs);
+}
+
+/// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
+fn launch(
+    request: &CreateRequest,
+    record: &Record,
+    config: &Config,
+    engine: &Config,
+    root: &OwnedFd,
+    all: &[Hierarchy],
+    paths: &Outputs,
+) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
+    let v1 = all.iter().any(|h| !h.controllers.is_empty());
+    let fixups = Fixups::plan(engine, config, root, v1);
+    if !request.no_new_keyring {
+        proc::join_session_keyring(&format!("_ses.{}", record.id)).during("join a new session keyring")?;
+    }
+    let payload = Payload::new(engine, request.listen_fds);
+    let capture = ErrorCapture::new().during("make a memory file")?;
+    let joined = match record.cgroup_path.is_absolute() {
+        true => Some(cgroup::join_extra(&record.cgroup_path, all)?),
+        false => None,
+    };
+    // Hooks run in the bundle, and libcontainer gives them its own current directory.
+    let here = rustix::fs::open(
+        ".",
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    );
+    let result = rustix::process::chdir(&record.bundle).on("change directory to", &record.bundle).and_then(|()| {
+        capture
+            .during(request.debug_log.as_ref(), || first_process(request, record, payload, paths))
+            .during("capture library errors")
+    });
+    if let Ok(here) = here {
+        // A current directory that is gone is nothing to return to.
+        let _ = rustix::process::fchdir(here);
+    }
+    let left = joined.map_or(Ok(()), cgroup::Joined::leave);
+    let pid = result?.map_err(|err| {
+        let captured = capture.lines().unwrap_or_default();
+        RuntimeError::Start(super::create_text::explain(&err.to_string(), &captured, config))
+    })?;
+    let placed = left.and_then(|()| cgroup::of_process(pid, all));
+    let cgroups = cgroup::without_roots(placed?, all);
+    fixups.apply(pid)?;
+    fixup::own_stdio(pid, config);
+    Ok((pid, cgroups))
+}
+
+fn first_process(
+    request: &CreateRequest,
+    record: &Record,
+    payload: Payload,
+    paths: &Outputs,
+) -> Result<i32, LibcontainerError> {
+    let container = ContainerBuilder::new(record.id.to_string(), SyscallType::default())
+        .with_executor(payload)
+        .with_root_path(record.dir.join(LIBCONTAINER))?
+        .with_console_socket(paths.console_socket.clone())
+        .with_preserved_fds(request.preserve_fds)
+        .as_init(&record.bundle)
+        .with_systemd(request.systemd_cgroup)
+        .with_detach(true)
+        .with_no_pivot(request.no_pivot)
+        .build()?;
+    let pid = container.pid().map(|pid| pid.as_raw());
+    pid.ok_or_else(|| LibcontainerError::Other("no pid of the first process".to_owned()))
+}
+
+/// Makes the container known: record, pidfd, pid file.
+fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
+    let gone = || RuntimeError::Start("the first process ended before it was started".to_owned());
+    let stat = proc::stat(record.pid).during("read /proc")?.filter(|s| !s.is_dead()).ok_or_else(gone)?;
+    record.start_time = stat.start_time;
+    record.creator = None;
+    record.save()?;
+    if let Some(path) = &paths.pidfd_socket {
+        let pidfd = record.init()?.ok_or_else(gone)?;
+        socket::connect(path)
+            .and_then(|s| socket::send_fd(s, pidfd.as_fd(), record.pid.to_string().as_bytes()))
+            .on("send pidfd to", path)?;
+    }
+    if let Some(path) = &paths.pid_file {
+        durable::replace_unsynced(path, record.pid.to_string().as_bytes(), 0o644).on("write pid file", path)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! `delete`: everything of a container is ended and removed; what cannot be is said, and the next `delete` goes on.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::cgroup;
+use super::error::{On, RuntimeError};
+use super::hooks;
+use super::start::hooks_of;
+use super::state::{Record, Status};
+use crate::id::ContainerId;
+use crate::sys::proc::PidFd;
+
+/// What `delete` is asked for.
+#[derive(Debug)]
+pub struct DeleteRequest {
+    /// Directory of the state directories.
+    pub root: PathBuf,
+    /// The container.
+    pub id: ContainerId,
+    /// Also if it lives; and an unknown id is no error.
+    pub force: bool,
+}
+
+/// Deletes the container. A poststop hook that fails is returned as a warning: it stops nothing.
+pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeError> {
+    let record = match Record::load(&request.root, &request.id) {
+        Ok(record) => record,
+        Err(RuntimeError::NotFound) => return delete_leftover(request).map(|()| None),
+        Err(err) => return Err(err),
+    };
+    match record.status()? {
+        Status::Stopped | Status::Created => {}
+        status if !request.force => return Err(RuntimeError::NotStopped { id: record.id.to_string(), status }),
+        Status::Creating => stop_creator(&record)?,
+        Status::Running | Status::Paused => {}
+    }
+    if let Some(init) = record.init()? {
+        match init.send(libc::SIGKILL) {
+            Ok(()) => {}
+            Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(err) => return Err(err).during("kill"),
+        }
+    }
+    cgroup::kill_all(&record.cgroups)?;
+    cgroup::remove(&record.cgroups)?;
+    remove_resctrl(&record);
+    let warning =
+        hooks_of(&record, "poststop").and_then(|list| hooks::run("poststop", &list, &record, Status::Stopped)).err();
+    remove_dir(&record.dir)?;
+    Ok(warning)
+}
+
+/// A state directory without a record: a `create` that was killed at its very beginning. It started nothing.
+fn delete_leftover(request: &DeleteRequest) -> Result<(), RuntimeError> {
+    let dir = Record::dir_of(&request.root, &request.id);
+    if dir.is_dir() {
+        remove_dir(&dir)?;
+    }
+    if request.force { Ok(()) } else { Err(RuntimeError::NotFound) }
+}
+
+fn stop_creator(record: &Record) -> Result<(), RuntimeError> {
+    let Some(creator) = record.creator else { return Ok(()) };
+    let pidfd = PidFd::open(creator.pid, creator.start_time).during("open pidfd of the creating process")?;
+    if let Some(pidfd) = pidfd {
+        // It may have ended by itself just now.
+        let _ = pidfd.send(libc::SIGKILL);
+        pidfd.wait_ended(std::time::Duration::from_secs(5)).during("wait for the creating process")?;
+    }
+    Ok(())
+}
+
+/// Removes the directories that libcontainer made for Intel RDT, which it notes in its own state.
+fn remove_resctrl(record: &Record) {
+    let Ok(bytes) = fs::read(record.libcontainer_dir().join("state.json")) else { return };
+    let Ok(state) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return };
+    for key in ["intelRdtMonitoringDir", "intelRdtDir"] {
+        let dir = state[key].as_str().map(Path::new).filter(|d| d.starts_with("/sys/fs/resctrl/"));
+        // Shared with another container, or gone: either way not ours to insist on.
+        let _ = dir.map(fs::remove_dir);
+    }
+}
+
+fn remove_dir(dir: &Path) -> Result<(), RuntimeError> {
+    match fs::remove_dir_all(dir) {
+        Err(err) if err.kind() != io::ErrorKind::NotFound => Err(err).on("remove", dir),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::state::tests::sample;
+
+    #[test]
+    fn unknown_leftover_and_stopped() {
+        let root = tempfile::tempdir().unwrap();
+        let request = |force| DeleteRequest { root: root.path().to_owned(), id: "c1".parse().unwrap(), force };
+        assert!(delete(&request(true)).unwrap().is_none());
+        assert_eq!(delete(&request(false)).unwrap_err().to_string(), "container does not exist");
+        fs::create_dir_all(root.path().join("c1/rest")).unwrap();
+        assert!(delete(&request(true)).unwrap().is_none());
+        assert!(!root.path().join("c1").exists());
+        fs::create_dir(root.path().join("c1")).unwrap();
+        sample(&root.path().join("c1")).save().unwrap();
+        assert!(delete(&request(false)).unwrap().is_none());
+        assert!(!root.path().join("c1").exists());
+    }
+
+    #[test]
+    fn a_living_one_is_refused_without_force() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("c1")).unwrap();
+        let mut record = sample(&root.path().join("c1"));
+        (record.pid, record.start_time) = crate::sys::proc::this().unwrap();
+        record.save().unwrap();
+        let request = DeleteRequest { root: root.path().to_owned(), id: "c1".parse().unwrap(), force: false };
+        assert_eq!(
+            delete(&request).unwrap_err().to_string(),
+            "cannot delete container c1 that is not stopped: running"
+        );
+        assert!(root.path().join("c1").exists());
+    }
+}

@@ -1,0 +1,170 @@
+//! What can go wrong with a container's life, in the words that engines match on.
+
+use std::path::{Path, PathBuf};
+
+use super::state::Status;
+use crate::error::{Classify, Kind};
+use crate::spec::SpecError;
+
+/// A failed operation on a container. Texts without a name of ours are runc's own: engines look for them.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// No container has this id.
+    #[error("container does not exist")]
+    NotFound,
+    /// A container has this id already.
+    #[error("container with given ID already exists")]
+    Exists,
+    /// The first process has ended.
+    #[error("container not running")]
+    NotRunning,
+    /// `resume` of a container that is not paused.
+    #[error("container not paused")]
+    NotPaused,
+    /// `pause` of a container that is neither running nor created.
+    #[error("container not running or created: {0}")]
+    CannotPause(Status),
+    /// `start` of a container that has been started.
+    #[error("cannot start an already running container")]
+    AlreadyStarted,
+    /// `start` of a container whose first process has ended.
+    #[error("cannot start a container that has stopped")]
+    StartStopped,
+    /// `delete` without `--force` of one that lives.
+    #[error("cannot delete container {id} that is not stopped: {status}")]
+    NotStopped {
+        /// The container.
+        id: String,
+        /// Its status.
+        status: Status,
+    },
+    /// `events`, `ps` or `update` of a container that has ended.
+    #[error("container with id {0} is not running")]
+    IsNotRunning(String),
+    /// The bundle or its configuration.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// `--console-socket` where there is no use for it.
+    #[error("cannot use console socket if {} will not detach or allocate tty", super::NAME)]
+    ConsoleSocketUnused,
+    /// A detached terminal that nobody would receive.
+    #[error("cannot allocate tty if {} will detach without setting console socket", super::NAME)]
+    ConsoleSocketMissing,
+    /// Processes that are not ours are in the cgroup that the container is to have.
+    #[error("container's cgroup is not empty: {count} process(es) found in {path}")]
+    CgroupNotEmpty {
+        /// The cgroup's directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+    },
+    /// The container's first process could not be set up; the text is what libcontainer or the process said.
+    #[error("unable to start container process: {0}")]
+    Start(String),
+    /// The record of a container cannot be read.
+    #[error("read state of container {id}: {source}")]
+    Record {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file operation.
+    #[error("{op} {path}: {source}")]
+    Io {
+        /// What was done, as a verb.
+        op: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A system call without a path.
+    #[error("{op}: {source}")]
+    System {
+        /// What was done.
+        op: &'static str,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A repair inside the container's mount namespace.
+    #[error("prepare the container's mounts: {0}")]
+    Fixup(String),
+    /// A hook failed.
+    #[error("{phase} hook {path}: {why}")]
+    Hook {
+        /// `poststart` …
+        phase: &'static str,
+        /// The hook's program.
+        path: String,
+        /// How it failed.
+        why: String,
+    },
+    /// The cgroup still has processes or children after all retries.
+    #[error("remove cgroup {path}: {source}")]
+    CgroupBusy {
+        /// The cgroup's directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A value that cannot be.
+    #[error("invalid {what}: {why}")]
+    Invalid {
+        /// Flag or field.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Not something this runtime does.
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+}
+
+impl Classify for RuntimeError {
+    fn kind(&self) -> Kind {
+        use RuntimeError as E;
+        match self {
+            E::NotFound => Kind::NotFound,
+            E::Exists => Kind::AlreadyExists,
+            E::NotRunning
+            | E::NotPaused
+            | E::CannotPause(_)
+            | E::AlreadyStarted
+            | E::StartStopped
+            | E::NotStopped { .. }
+            | E::IsNotRunning(_)
+            | E::CgroupNotEmpty { .. } => Kind::WrongState,
+            E::Spec(err) => err.kind(),
+            E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
+            E::Start(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
+            E::Record { source, .. }
+            | E::Io { source, .. }
+            | E::System { source, .. }
+            | E::CgroupBusy { source, .. } => Kind::of_io(source),
+            E::Unsupported(_) => Kind::Unsupported,
+        }
+    }
+}
+
+/// Names what an I/O call was for.
+pub(crate) trait On<T> {
+    /// `op` on `path`.
+    fn on(self, op: &'static str, path: &Path) -> Result<T, RuntimeError>;
+    /// `op` on nothing that has a path.
+    fn during(self, op: &'static str) -> Result<T, RuntimeError>;
+}
+
+impl<T, E: Into<std::io::Error>> On<T> for Result<T, E> {
+    fn on(self, op: &'static str, path: &Path) -> Result<T, RuntimeError> {
+        self.map_err(|err| RuntimeError::Io { op, path: path.to_owned(), source: err.into() })
+    }
+
+    fn during(self, op: &'static str) -> Result<T, RuntimeError> {
+        self.map_err(|err| RuntimeError::System { op, source: err.into() })
+    }
+}

@@ -1,0 +1,171 @@
+//! Mounts as the configuration asks for them, where libcontainer leaves them otherwise: a list of repairs, made in the
+//! container's mount namespace while its first process waits for `start`.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use super::copyup;
+use super::error::{On, RuntimeError};
+use crate::spec::{Config, Mount, inroot};
+use crate::sys::mountattr::{self, MountAttr};
+use crate::sys::{inside, proc};
+
+/// One repair.
+#[derive(Debug)]
+enum Fixup {
+    /// Flags or propagation that libcontainer does not apply.
+    Attr { at: PathBuf, attr: MountAttr, recursive: bool, why: &'static str },
+    /// A tmpfs that is to start with what it covers.
+    CopyUp { at: PathBuf, from: OwnedFd },
+}
+
+/// The repairs that a container needs.
+#[derive(Debug)]
+pub struct Fixups(Vec<Fixup>);
+
+impl Fixups {
+    /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (same mounts
+    /// in the same order). `v1`: the host has v1 hierarchies.
+    pub fn plan(engine: &Config, normalised: &Config, root: &OwnedFd, v1: bool) -> Fixups {
+        let mut list = Vec::new();
+        for (wanted, given) in engine.mounts().iter().zip(normalised.mounts()) {
+            let at = given.destination.clone();
+            if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
+                let attr = MountAttr { set: flags(wanted), propagation: 0 };
+                list.push(Fixup::Attr { at: at.clone(), attr, recursive: true, why: "cgroup mount flags" });
+            }
+            if let Some((propagation, recursive)) = propagation(wanted) {
+                let attr = MountAttr { set: 0, propagation };
+                list.push(Fixup::Attr { at: at.clone(), attr, recursive, why: "propagation" });
+            }
+            if wanted.kind == "tmpfs" && wanted.has("tmpcopyup") {
+                // A place that the root filesystem does not have has nothing to copy.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+                if let Ok(from) = inroot::open(root, &at, flags) {
+                    list.push(Fixup::CopyUp { at, from });
+                }
+            }
+        }
+        Fixups(list)
+    }
+
+    /// Makes them in the mount namespace of process `pid`.
+    pub fn apply(&self, pid: i32) -> Result<(), RuntimeError> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let path = PathBuf::from(format!("/proc/{pid}"));
+        let dir = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .on("open", &path)?;
+        inside::in_mount_namespace(&dir, |root| self.0.iter().try_for_each(|fixup| fixup.apply(root)))
+            .during("run a helper in the container's mount namespace")?
+            .map_err(RuntimeError::Fixup)
+    }
+}
+
+impl Fixup {
+    fn apply(&self, root: &OwnedFd) -> Result<(), String> {
+        match self {
+            Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
+                .and_then(|mount| mountattr::set(mount, *attr, *recursive))
+                .map_err(|err| format!("{why} of {}: {err}", at.display())),
+            Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
+                .and_then(|to| copyup::copy(from, &to))
+                .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
+        }
+    }
+}
+
+fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(root, at, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+fn flags(mount: &Mount) -> u64 {
+    mount.options.iter().fold(0, |set, option| {
+        set | match option.as_str() {
+            "ro" => mountattr::RDONLY,
+            "nosuid" => mountattr::NOSUID,
+            "nodev" => mountattr::NODEV,
+            "noexec" => mountattr::NOEXEC,
+            _ => 0,
+        }
+    })
+}
+
+/// The last propagation option of a mount, and whether it is recursive.
+fn propagation(mount: &Mount) -> Option<(u64, bool)> {
+    mount.options.iter().rev().find_map(|option| {
+        Some(match option.as_str() {
+            "private" => (libc::MS_PRIVATE, false),
+            "rprivate" => (libc::MS_PRIVATE, true),
+            "slave" => (libc::MS_SLAVE, false),
+            "rslave" => (libc::MS_SLAVE, true),
+            "shared" => (libc::MS_SHARED, false),
+            "rshared" => (libc::MS_SHARED, true),
+            "unbindable" => (libc::MS_UNBINDABLE, false),
+            "runbindable" => (libc::MS_UNBINDABLE, true),
+            _ => return None,
+        })
+    })
+}
+
+/// Gives the first process's stdio to the user it runs as, as runc does: else a pipe or terminal that root opened could
+/// not be reopened through `/proc/self/fd`. `/dev/null` is left alone: it may be the host's.
+pub fn own_stdio(pid: i32, config: &Config) {
+    let (uid, _) = config.user();
+    let Some(host) = config.host_uid(uid).filter(|host| *host != 0) else { return };
+    if proc::stat(pid).ok().flatten().is_none() {
+        return;
+    }
+    let null = rustix::fs::makedev(1, 3);
+    for fd in 0..3 {
+        // Through the magic link, to the very file. Not being allowed to (EROFS, EPERM) is no reason to fail.
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let Ok(stat) = rustix::fs::stat(&path) else { continue };
+        if stat.st_uid != host && stat.st_rdev != null {
+            let _ = rustix::fs::chown(&path, Some(rustix::fs::Uid::from_raw(host)), None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn plan(mounts: serde_json::Value, v1: bool) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        let root = inroot::open_root(dir.path()).unwrap();
+        let config = Config::from_value(json!({"mounts": mounts}));
+        Fixups::plan(&config, &config, &root, v1)
+            .0
+            .iter()
+            .map(|f| match f {
+                Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
+                Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn plans() {
+        let cgroup = json!([{"destination": "/sys/fs/cgroup", "type": "cgroup", "options": ["ro", "nosuid"]}]);
+        let want = MountAttr { set: mountattr::RDONLY | mountattr::NOSUID, propagation: 0 };
+        assert_eq!(plan(cgroup.clone(), true), [format!("/sys/fs/cgroup {want:?} true")]);
+        assert!(plan(cgroup, false).is_empty());
+        let binds = json!([{"destination": "/a", "type": "bind", "options": ["rbind", "rprivate"]},
+            {"destination": "/b", "type": "bind", "options": ["rbind", "shared"]}, {"destination": "/c"}]);
+        let attr = |propagation| MountAttr { set: 0, propagation };
+        assert_eq!(
+            plan(binds, true),
+            [format!("/a {:?} true", attr(libc::MS_PRIVATE)), format!("/b {:?} false", attr(libc::MS_SHARED))]
+        );
+        let tmpfs = json!([{"destination": "/run", "type": "tmpfs", "options": ["tmpcopyup"]},
+            {"destination": "/none", "type": "tmpfs", "options": ["tmpcopyup"]}]);
+        assert_eq!(plan(tmpfs, true), ["/run copy"]);
+    }
+}

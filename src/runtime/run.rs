@@ -1,0 +1,291 @@
+//! `run`: create and start in one, and in the foreground stay for the container's life: signals are forwarded, a terminal
+//! is copied, the exit code becomes ours.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::termios::{OptionalActions, Termios};
+
+use super::create::CreateRequest;
+use super::delete::DeleteRequest;
+use super::error::{On, RuntimeError};
+use super::socket;
+use super::start::start;
+use super::state::Record;
+use crate::spec::Config;
+use crate::sys::proc::{Ended, PidFd};
+use crate::sys::signal::SignalFd;
+
+/// What `run` is asked for.
+#[derive(Debug)]
+pub struct RunRequest {
+    /// The container to be.
+    pub create: CreateRequest,
+    /// Return once it runs.
+    pub detach: bool,
+    /// Do not delete it when it has ended.
+    pub keep: bool,
+    /// Do not adopt processes whose parents end.
+    pub no_subreaper: bool,
+}
+
+/// How a `run` went.
+#[derive(Debug, Default)]
+pub struct Ran {
+    /// How the first process ended; `None` when detached.
+    pub ended: Option<Ended>,
+    /// Hooks that failed without stopping anything.
+    pub warnings: Vec<RuntimeError>,
+}
+
+/// How a container is made and removed; the caller may do more than the runtime does.
+pub struct Steps<'a, E> {
+    /// [`super::create()`], at least.
+    pub create: &'a dyn Fn(&CreateRequest) -> Result<Record, E>,
+    /// [`super::delete()`], at least.
+    pub delete: &'a dyn Fn(&DeleteRequest) -> Result<Option<RuntimeError>, E>,
+}
+
+/// Runs a container. In the foreground all signals of this process are blocked from here on.
+pub fn run<E: From<RuntimeError>>(mut request: RunRequest, steps: &Steps<'_, E>) -> Result<Ran, E> {
+    let mut ran = Ran::default();
+    if request.detach {
+        let record = (steps.create)(&request.create)?;
+        let started = start_or_delete(&request.create.root, &record, steps)?;
+        ran.warnings.extend(started);
+        return Ok(ran);
+    }
+    if request.create.console_socket.is_some() {
+        return Err(RuntimeError::ConsoleSocketUnused.into());
+    }
+    // Before anything is forked: a signal that comes from now on is forwarded, not lost. The payload unblocks its own.
+    let signals = SignalFd::block_all().during("block signals")?;
+    if !request.no_subreaper {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid())).during("become subreaper")?;
+    }
+    let terminal = Config::load(&request.create.bundle).is_ok_and(|c| c.terminal());
+    let console = if terminal { Some(Console::listen(&request.create.root)?) } else { None };
+    request.create.console_socket = console.as_ref().map(|c| c.path.clone());
+    let record = (steps.create)(&request.create)?;
+    let outcome = attend(&request, &record, signals, console, &mut ran);
+    if outcome.is_err() || !request.keep {
+        let id = record.id.clone();
+        let gone = (steps.delete)(&DeleteRequest { root: request.create.root.clone(), id, force: true });
+        match (&outcome, gone) {
+            (Ok(_), Ok(warning)) => ran.warnings.extend(warning),
+            (Ok(_), Err(err)) => return Err(err),
+            // The first failure is the one to tell.
+            (Err(_), _) => {}
+        }
+    }
+    ran.ended = Some(outcome?);
+    Ok(ran)
+}
+
+fn start_or_delete<E: From<RuntimeError>>(
+    root: &Path,
+    record: &Record,
+    steps: &Steps<'_, E>,
+) -> Result<Option<RuntimeError>, E> {
+    match start(root, &record.id) {
+        Ok(started) => Ok(started.warning),
+        Err(err) => {
+            // The first failure is the one to tell.
+            let _ = (steps.delete)(&DeleteRequest { root: root.to_owned(), id: record.id.clone(), force: true });
+            Err(err.into())
+        }
+    }
+}
+
+fn attend(
+    request: &RunRequest,
+    record: &Record,
+    signals: SignalFd,
+    console: Option<Console>,
+    ran: &mut Ran,
+) -> Result<Ended, RuntimeError> {
+    let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
+    let terminal = console.map(|c| c.accept()).transpose()?;
+    ran.warnings.extend(start(&request.create.root, &record.id)?.warning);
+    wait(record, &init, &signals, terminal)
+}
+
+/// Waits for `init`, our child, to end; forwards what `signals` yields; copies between our terminal and `terminal`.
+fn wait(
+    record: &Record,
+    init: &PidFd,
+    signals: &SignalFd,
+    mut terminal: Option<Terminal>,
+) -> Result<Ended, RuntimeError> {
+    loop {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(init.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+        ];
+        let (mut at_master, mut at_stdin) = (usize::MAX, usize::MAX);
+        if let Some(terminal) = &terminal {
+            if terminal.master_open {
+                at_master = fds.len();
+                fds.push(PollFd::from_borrowed_fd(terminal.master.as_fd(), PollFlags::IN));
+            }
+            if terminal.stdin_open {
+                at_stdin = fds.len();
+                fds.push(PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN));
+            }
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(err) => return Err(err).during("poll"),
+        }
+        let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
+        drop(fds);
+        if let Some(terminal) = &mut terminal {
+            if ready.get(at_master) == Some(&true) {
+                terminal.master_open = terminal.show();
+            }
+            if ready.get(at_stdin) == Some(&true) {
+                terminal.type_in();
+            }
+        }
+        while let Some(signal) = signals.next().during("read signals")? {
+            match signal {
+                libc::SIGCHLD => reap_adopted(record.pid),
+                // Sent by runtimes to themselves; runc leaves it out too.
+                libc::SIGURG => {}
+                libc::SIGWINCH if terminal.is_some() => terminal.iter().for_each(Terminal::resize),
+                // It may have ended meanwhile.
+                signal => drop(init.send(signal)),
+            }
+        }
+        if ready[0]
+            && let Some(ended) = init.try_reap().during("wait for the container")?
+        {
+            if let Some(terminal) = &mut terminal {
+                terminal.drain();
+            }
+            return Ok(ended);
+        }
+    }
+}
+
+/// Reaps processes that became ours because their parent ended; the container's first is waited for by its pidfd.
+fn reap_adopted(first: i32) {
+    let Ok(text) = std::fs::read_to_string("/proc/thread-self/children") else { return };
+    for pid in text.split_ascii_whitespace().filter_map(|p| p.parse::<i32>().ok()).filter(|p| *p != first) {
+        let Some(pid) = rustix::process::Pid::from_raw(pid) else { continue };
+        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOHANG;
+        // Not ours any more, or still running: nothing to do.
+        let _ = rustix::process::waitid(rustix::process::WaitId::Pid(pid), options);
+    }
+}
+
+/// The socket on which we get the terminal's master side from libcontainer.
+struct Console {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Console {
+    fn listen(root: &Path) -> Result<Console, RuntimeError> {
+        std::fs::create_dir_all(root).on("make directory", root)?;
+        let root = std::path::absolute(root).on("resolve", root)?;
+        let path = root.join(format!(".console-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).on("bind", &path)?;
+        Ok(Console { listener, path })
+    }
+
+    fn accept(self) -> Result<Terminal, RuntimeError> {
+        let (stream, _) = self.listener.accept().on("accept at", &self.path)?;
+        let master = socket::receive_fd(&stream).on("receive terminal at", &self.path)?;
+        Ok(Terminal::attach(master))
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        // Left over only if the directory is gone too.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The container's terminal, joined to ours. Ours is put back as it was at the end.
+struct Terminal {
+    master: OwnedFd,
+    master_open: bool,
+    stdin_open: bool,
+    saved: Option<Termios>,
+}
+
+impl Terminal {
+    fn attach(master: OwnedFd) -> Terminal {
+        let stdin = rustix::stdio::stdin();
+        let saved = rustix::termios::tcgetattr(stdin).ok();
+        if let Some(saved) = &saved {
+            let mut raw = saved.clone();
+            raw.make_raw();
+            // What is no terminal any more needs no raw mode.
+            let _ = rustix::termios::tcsetattr(stdin, OptionalActions::Now, &raw);
+        }
+        let terminal = Terminal { master, master_open: true, stdin_open: true, saved };
+        terminal.resize();
+        terminal
+    }
+
+    fn resize(&self) {
+        if let Ok(size) = rustix::termios::tcgetwinsize(rustix::stdio::stdin()) {
+            // The container may have closed its side.
+            let _ = rustix::termios::tcsetwinsize(&self.master, size);
+        }
+    }
+
+    fn show(&mut self) -> bool {
+        let mut buffer = [0u8; 8192];
+        // EIO: nobody has the other side open (any more, or yet).
+        match rustix::io::read(&self.master, &mut buffer) {
+            Ok(n) if n > 0 => write_all(rustix::stdio::stdout(), &buffer[..n]).is_ok(),
+            _ => false,
+        }
+    }
+
+    fn type_in(&mut self) {
+        let mut buffer = [0u8; 8192];
+        match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
+            Ok(n) if n > 0 => drop(write_all(self.master.as_fd(), &buffer[..n])),
+            _ => self.stdin_open = false,
+        }
+    }
+
+    /// What is still in the terminal after the container has ended.
+    fn drain(&mut self) {
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.master.as_fd(), PollFlags::IN)];
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            if !matches!(poll(&mut fds, Some(&zero)), Ok(1)) || !self.show() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(saved) = &self.saved {
+            let _ = rustix::termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, saved);
+        }
+    }
+}
+
+fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(fd, bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+    Ok(())
+}

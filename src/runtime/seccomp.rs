@@ -1,0 +1,67 @@
+//! The container's seccomp filter, compiled when it is created and kept beside its record for every exec.
+
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::LinuxSeccomp;
+use serde::{Deserialize, Serialize};
+
+use super::error::{On, RuntimeError};
+use super::state::Record;
+use crate::durable;
+use crate::policy::seccomp::{Program, compile};
+use crate::spec::{Config, SpecError};
+
+/// What an exec has to load.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Filter {
+    /// The container has none.
+    #[default]
+    None,
+    /// The compiled program; its `SECCOMP_FILTER_FLAG_*`.
+    Compiled(u32),
+    /// It has one that no exec can be given; why.
+    Refused(String),
+}
+
+/// The compiled program in the container's state directory: `struct sock_filter` of 8 bytes each.
+const FILE: &str = "seccomp.bpf";
+
+/// The longest program that the kernel takes: 4096 instructions.
+const MAX_BYTES: usize = 4096 * 8;
+
+fn path(dir: &Path) -> PathBuf {
+    dir.join(FILE)
+}
+
+/// Compiles the configuration's profile into the state directory.
+pub fn prepare(config: &Config, dir: &Path) -> Result<Filter, RuntimeError> {
+    let profile = &config.value()["linux"]["seccomp"];
+    if profile.is_null() {
+        return Ok(Filter::None);
+    }
+    let profile: LinuxSeccomp = serde_json::from_value(profile.clone())
+        .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
+    let program = match compile(&profile) {
+        Ok(program) => program,
+        Err(err) => return Ok(Filter::Refused(crate::error::chain(&err))),
+    };
+    let path = path(dir);
+    durable::replace_unsynced(&path, &program.instructions, 0o600).on("write", &path)?;
+    Ok(Filter::Compiled(program.flags))
+}
+
+/// The filter for an exec. One that is missing or damaged is an error: nothing runs with less than the container has.
+pub fn load(record: &Record) -> Result<Option<Program>, RuntimeError> {
+    let flags = match &record.seccomp {
+        Filter::None => return Ok(None),
+        Filter::Refused(why) => return Err(RuntimeError::Start(why.clone())),
+        Filter::Compiled(flags) => *flags,
+    };
+    let path = path(&record.dir);
+    let instructions = std::fs::read(&path).on("read", &path)?;
+    if instructions.is_empty() || instructions.len() > MAX_BYTES || instructions.len() % 8 != 0 {
+        return Err(RuntimeError::Invalid { what: "compiled seccomp filter", why: path.display().to_string() });
+    }
+    Ok(Some(Program { instructions, flags }))
+}

@@ -1,0 +1,56 @@
+//! `start`: the waiting first process is told to go on, then the poststart hooks run.
+
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::error::{On, RuntimeError};
+use super::hooks;
+use super::socket;
+use super::state::{Record, Status};
+use crate::id::ContainerId;
+use crate::spec::Config;
+
+/// A started container.
+#[derive(Debug)]
+pub struct Started {
+    /// Its record.
+    pub record: Record,
+    /// A poststart hook that failed: by the runtime specification (1.0.2 and later) a warning, the container runs on.
+    pub warning: Option<RuntimeError>,
+}
+
+/// Starts the created container `id`.
+pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
+    let record = Record::load(root, id)?;
+    {
+        // Two starts at once: one starts, the other finds it running.
+        let lock = rustix::fs::open(&record.dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .on("open", &record.dir)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("lock", &record.dir)?;
+        match record.status()? {
+            Status::Created => {}
+            Status::Stopped => return Err(RuntimeError::StartStopped),
+            Status::Creating | Status::Running | Status::Paused => return Err(RuntimeError::AlreadyStarted),
+        }
+        let socket = record.start_socket();
+        socket::tell(&socket, b"start container").on("tell the first process to start at", &socket)?;
+        // Its absence is what says "started" from now on.
+        std::fs::remove_file(&socket).on("remove", &socket)?;
+    }
+    let warning = hooks::run("poststart", &hooks_of(&record, "poststart")?, &record, Status::Running).err();
+    Ok(Started { record, warning })
+}
+
+/// The hooks of a phase as they were at create: the bundle may be gone or changed by now.
+pub(super) fn hooks_of(record: &Record, phase: &str) -> Result<Vec<serde_json::Value>, RuntimeError> {
+    let path = record.libcontainer_dir().join("youki_config.json");
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        // A create that was cut short never got as far as having hooks.
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(err) => return Err(err).on("read", &path),
+    };
+    let value = serde_json::from_slice(&bytes).map_err(std::io::Error::other).on("parse", &path)?;
+    Ok(Config::from_value(value).hooks(phase))
+}

@@ -1,0 +1,22 @@
+//! The names of our annotations: the only place where they are spelt.
+
+/// What becomes of an exec's layer: `commit`, `commit-on-success`, `discard`, `hold`, `shared`.
+pub const LAYER: &str = "dev.agentsbx.layer";
+/// When committed layers are applied to the container's own root filesystem: `idle`, `never`.
+pub const SETTLE: &str = "dev.agentsbx.settle";
+/// How long an exec may take: seconds, or a number with `s`, `m`, `h`; `0` is no limit.
+pub const TIMEOUT: &str = "dev.agentsbx.timeout";
+/// What becomes of processes that an exec leaves running: `kill`, `wait`.
+pub const ORPHANS: &str = "dev.agentsbx.orphans";
+/// Name of the snapshot to start from.
+pub const SNAPSHOT: &str = "dev.agentsbx.snapshot";
+/// Names of snapshots to put read-only under the root filesystem.
+pub const LAYERS: &str = "dev.agentsbx.layers";
+/// JSON: hooks around snapshot and restore.
+pub const HOOKS: &str = "dev.agentsbx.hooks";
+/// Hardening profile: `strict`, `oci`.
+pub const PROFILE: &str = "dev.agentsbx.profile";
+/// Written by us: the generation that HEAD is.
+pub const GENERATION: &str = "dev.agentsbx.generation";
+/// Written by us: the last ended exec's result document, bounded in size.
+pub const DIFF: &str = "dev.agentsbx.diff";

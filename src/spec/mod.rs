@@ -1,0 +1,343 @@
+//! The bundle's `config.json`: read as JSON, so that fields we do not know stay, and looked at through typed accessors.
+
+pub mod annotations;
+pub mod inroot;
+pub mod normalise;
+pub mod passwd;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::durable;
+use crate::error::{Classify, Kind};
+
+/// The bundle's configuration.
+pub const CONFIG: &str = "config.json";
+/// The configuration as the engine wrote it, kept beside.
+pub const ENGINE_CONFIG: &str = "config.engine.json";
+/// Largest configuration that is read, in bytes.
+const CONFIG_MAX: u64 = 32 << 20;
+
+/// What is wrong with a bundle or its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// runc's own text for a bundle without configuration.
+    #[error("JSON specification file {CONFIG} not found")]
+    Missing(PathBuf),
+    /// Reading a file of the bundle failed.
+    #[error("read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Writing a file of the bundle failed.
+    #[error("write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Not JSON.
+    #[error("parse {path}: {source}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A field that must be there, or has a value that cannot be.
+    #[error("invalid {field} in {CONFIG}: {why}")]
+    Field {
+        /// The field's path in the document.
+        field: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A path of the root filesystem could not be looked at.
+    #[error("resolve {path} in the root filesystem: {source}")]
+    Resolve {
+        /// The path as the container would see it.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Asked for, but not something this runtime does.
+    #[error("{0}")]
+    Unsupported(&'static str),
+}
+
+impl Classify for SpecError {
+    fn kind(&self) -> Kind {
+        match self {
+            SpecError::Missing(_) => Kind::NotFound,
+            SpecError::Read { source, .. } | SpecError::Write { source, .. } | SpecError::Resolve { source, .. } => {
+                Kind::of_io(source)
+            }
+            SpecError::Json { .. } | SpecError::Field { .. } => Kind::InvalidInput,
+            SpecError::Unsupported(_) => Kind::Unsupported,
+        }
+    }
+}
+
+/// A configuration, as JSON.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    value: Value,
+}
+
+impl Config {
+    /// Reads `BUNDLE/config.json`.
+    pub fn load(bundle: &Path) -> Result<Config, SpecError> {
+        let path = bundle.join(CONFIG);
+        let file = std::fs::File::open(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => SpecError::Missing(path.clone()),
+            _ => SpecError::Read { path: path.clone(), source },
+        })?;
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::Read::take(file, CONFIG_MAX), &mut bytes)
+            .map_err(|source| SpecError::Read { path: path.clone(), source })?;
+        let value = serde_json::from_slice(&bytes).map_err(|source| SpecError::Json { path, source })?;
+        Ok(Config { value })
+    }
+
+    /// A configuration from JSON.
+    pub fn from_value(value: Value) -> Config {
+        Config { value }
+    }
+
+    /// The document.
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// The document, to be changed.
+    pub fn value_mut(&mut self) -> &mut Value {
+        &mut self.value
+    }
+
+    /// Replaces `BUNDLE/config.json` by this one.
+    pub fn store(&self, bundle: &Path) -> Result<(), SpecError> {
+        let path = bundle.join(CONFIG);
+        let bytes = serde_json::to_vec(&self.value).map_err(|source| SpecError::Json { path: path.clone(), source })?;
+        durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
+    }
+
+    /// Keeps this configuration beside as the engine's. One that we wrote before (it carries a generation, and the
+    /// engine's copy is there) is not the engine's, and is not kept again.
+    pub fn keep_engine_copy(&self, bundle: &Path) -> Result<(), SpecError> {
+        let path = bundle.join(ENGINE_CONFIG);
+        if self.annotations().contains_key(annotations::GENERATION) && path.exists() {
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec(&self.value).map_err(|source| SpecError::Json { path: path.clone(), source })?;
+        durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
+    }
+
+    fn at(&self, pointer: &str) -> Option<&Value> {
+        self.value.pointer(pointer).filter(|v| !v.is_null())
+    }
+
+    fn text(&self, pointer: &str) -> Option<&str> {
+        self.at(pointer)?.as_str()
+    }
+
+    /// `ociVersion`.
+    pub fn version(&self) -> &str {
+        self.text("/ociVersion").unwrap_or_default()
+    }
+
+    /// `root.path`, as written.
+    pub fn root_path(&self) -> Option<&str> {
+        self.text("/root/path")
+    }
+
+    /// `root.readonly`.
+    pub fn readonly_root(&self) -> bool {
+        self.at("/root/readonly").and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// `process.args`.
+    pub fn args(&self) -> Vec<String> {
+        self.strings("/process/args")
+    }
+
+    /// `process.env`, in order, duplicates kept.
+    pub fn env(&self) -> Vec<String> {
+        self.strings("/process/env")
+    }
+
+    fn strings(&self, pointer: &str) -> Vec<String> {
+        let list = self.at(pointer).and_then(Value::as_array);
+        list.map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    /// `process.cwd`.
+    pub fn cwd(&self) -> &str {
+        self.text("/process/cwd").unwrap_or_default()
+    }
+
+    /// `process.terminal`.
+    pub fn terminal(&self) -> bool {
+        self.at("/process/terminal").and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// `process.consoleSize`: rows and columns.
+    pub fn console_size(&self) -> Option<(u16, u16)> {
+        let side =
+            |name| self.at(&format!("/process/consoleSize/{name}"))?.as_u64().and_then(|n| u16::try_from(n).ok());
+        Some((side("height")?, side("width")?)).filter(|size| *size != (0, 0))
+    }
+
+    /// `process.user`: uid and gid.
+    pub fn user(&self) -> (u32, u32) {
+        let id = |name| {
+            self.at(&format!("/process/user/{name}")).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+        };
+        (id("uid").unwrap_or(0), id("gid").unwrap_or(0))
+    }
+
+    /// `linux.cgroupsPath`, if not empty.
+    pub fn cgroups_path(&self) -> Option<&str> {
+        self.text("/linux/cgroupsPath").filter(|p| !p.is_empty())
+    }
+
+    /// `annotations`.
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let map = self.at("/annotations").and_then(Value::as_object);
+        map.map(|m| m.iter().filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned()))).collect())
+            .unwrap_or_default()
+    }
+
+    /// `linux.namespaces`: type and the path of the one to join, if any.
+    pub fn namespaces(&self) -> Vec<(String, Option<PathBuf>)> {
+        let list = self.at("/linux/namespaces").and_then(Value::as_array);
+        list.map(|l| {
+            l.iter()
+                .filter_map(|ns| {
+                    let path = ns["path"].as_str().filter(|p| !p.is_empty()).map(PathBuf::from);
+                    Some((ns["type"].as_str()?.to_owned(), path))
+                })
+                .collect()
+        })
+        .unwrap_or_default()
+    }
+
+    /// True if the container has a namespace of this type (`pid`, `user` …), its own or a joined one.
+    pub fn has_namespace(&self, kind: &str) -> bool {
+        self.namespaces().iter().any(|(k, _)| k == kind)
+    }
+
+    /// `mounts`.
+    pub fn mounts(&self) -> Vec<Mount> {
+        let list = self.at("/mounts").and_then(Value::as_array);
+        list.map(|l| l.iter().filter_map(Mount::of).collect()).unwrap_or_default()
+    }
+
+    /// The host's id for the container's user id `id`, by `linux.uidMappings`; the same where there is no mapping.
+    pub fn host_uid(&self, id: u32) -> Option<u32> {
+        self.map_id("/linux/uidMappings", id)
+    }
+
+    /// As [`Config::host_uid`], for groups.
+    pub fn host_gid(&self, id: u32) -> Option<u32> {
+        self.map_id("/linux/gidMappings", id)
+    }
+
+    fn map_id(&self, pointer: &str, id: u32) -> Option<u32> {
+        let own = self.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
+        if !own {
+            return (!self.has_namespace("user")).then_some(id);
+        }
+        self.at(pointer)?.as_array()?.iter().find_map(|m| {
+            let (inside, outside) = (m["containerID"].as_u64()?, m["hostID"].as_u64()?);
+            let offset = u64::from(id).checked_sub(inside)?;
+            (offset < m["size"].as_u64()?).then(|| u32::try_from(outside + offset).ok()).flatten()
+        })
+    }
+
+    /// The hooks of one phase (`poststart`, `poststop` …).
+    pub fn hooks(&self, phase: &str) -> Vec<Value> {
+        self.at(&format!("/hooks/{phase}")).and_then(Value::as_array).cloned().unwrap_or_default()
+    }
+}
+
+/// One entry of `mounts`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Where, inside the container.
+    pub destination: PathBuf,
+    /// Filesystem type, or empty.
+    pub kind: String,
+    /// What.
+    pub source: Option<PathBuf>,
+    /// As written.
+    pub options: Vec<String>,
+}
+
+impl Mount {
+    fn of(value: &Value) -> Option<Mount> {
+        let options = value["options"].as_array();
+        Some(Mount {
+            destination: PathBuf::from(value["destination"].as_str()?),
+            kind: value["type"].as_str().unwrap_or_default().to_owned(),
+            source: value["source"].as_str().map(PathBuf::from),
+            options: options
+                .map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+                .unwrap_or_default(),
+        })
+    }
+
+    /// A bind mount, by type or by option.
+    pub fn is_bind(&self) -> bool {
+        self.kind == "bind" || self.has("bind") || self.has("rbind")
+    }
+
+    /// Has this very option.
+    pub fn has(&self, option: &str) -> bool {
+        self.options.iter().any(|o| o == option)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn ids_are_mapped_only_through_a_namespace_of_its_own() {
+        let mut value = json!({"linux": {"namespaces": [{"type": "user"}],
+            "uidMappings": [{"containerID": 0, "hostID": 100000, "size": 10}, {"containerID": 50, "hostID": 7, "size": 1}]}});
+        let config = Config::from_value(value.clone());
+        assert_eq!(config.host_uid(0), Some(100000));
+        assert_eq!(config.host_uid(9), Some(100009));
+        assert_eq!(config.host_uid(10), None);
+        assert_eq!(config.host_uid(50), Some(7));
+        value["linux"]["namespaces"] = json!([{"type": "pid"}]);
+        assert_eq!(Config::from_value(value).host_uid(5), Some(5));
+    }
+
+    #[test]
+    fn unknown_fields_and_their_order_survive_a_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"ociVersion":"1.0.2","zeta":{"b":1,"a":2},"process":{"args":["x"]}}"#;
+        durable::replace_unsynced(&dir.path().join(CONFIG), text.as_bytes(), 0o644).unwrap();
+        Config::load(dir.path()).unwrap().store(dir.path()).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join(CONFIG)).unwrap(), text);
+    }
+
+    #[test]
+    fn a_missing_configuration_has_the_text_that_callers_know() {
+        let dir = tempfile::tempdir().unwrap();
+        let err = Config::load(dir.path()).unwrap_err();
+        assert_eq!(err.to_string(), "JSON specification file config.json not found");
+    }
+}

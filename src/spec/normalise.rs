@@ -1,0 +1,312 @@
+//! The configuration made into one that libcontainer takes and that means the same: a list of small, named steps.
+//!
+//! Each step closes one gap between what the runtime specification (and runc) allows and what libcontainer 0.7 accepts.
+
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::OFlags;
+use serde_json::{Map, Value, json};
+
+use super::{Config, SpecError, annotations, inroot, passwd};
+
+/// What the steps may look at besides the configuration.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The container's id.
+    pub id: &'a str,
+    /// The root filesystem's directory.
+    pub root: &'a OwnedFd,
+    /// The systemd form of `cgroupsPath` (`slice:prefix:name`) is meant.
+    pub systemd_cgroup: bool,
+}
+
+/// One step.
+#[derive(Debug)]
+pub struct Step {
+    /// Its name, for decisions and logs.
+    pub name: &'static str,
+    run: fn(&mut Config, &Context<'_>) -> Result<(), SpecError>,
+}
+
+/// All steps, in order.
+pub const STEPS: &[Step] = &[
+    Step { name: "own-annotations", run: own_annotations },
+    Step { name: "cgroups-path", run: cgroups_path },
+    Step { name: "rootfs-propagation", run: rootfs_propagation },
+    Step { name: "no-new-privileges", run: no_new_privileges },
+    Step { name: "mount-source", run: mount_source },
+    Step { name: "mount-options", run: mount_options },
+    Step { name: "mount-destination", run: mount_destination },
+    Step { name: "home", run: home },
+];
+
+/// Runs all steps; the names of those that changed something.
+pub fn normalise(config: &mut Config, context: &Context<'_>) -> Result<Vec<&'static str>, SpecError> {
+    let mut changed = Vec::new();
+    for step in STEPS {
+        let before = config.clone();
+        (step.run)(config, context)?;
+        if *config != before {
+            changed.push(step.name);
+        }
+    }
+    Ok(changed)
+}
+
+fn object<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    value.get_mut(key).and_then(Value::as_object_mut)
+}
+
+/// A generation or a result left from an earlier container of this bundle would be told as this one's.
+fn own_annotations(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let Some(document) = config.value_mut().as_object_mut() else {
+        return Err(SpecError::Field { field: "document", why: "not an object".into() });
+    };
+    let entry = document.entry("annotations").or_insert_with(|| json!({}));
+    if entry.is_null() {
+        *entry = json!({});
+    }
+    let Some(map) = entry.as_object_mut() else {
+        return Err(SpecError::Field { field: "annotations", why: "not an object".into() });
+    };
+    map.remove(annotations::DIFF);
+    map.insert(annotations::GENERATION.to_owned(), json!("0"));
+    Ok(())
+}
+
+/// libcontainer's default is `:youki:ID`, taken literally by the cgroupfs driver. Ours is `/agentsbx/ID`; a relative path
+/// is taken from the hierarchy's root.
+fn cgroups_path(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    let path = match config.cgroups_path() {
+        None if context.systemd_cgroup => format!(":agentsbx:{}", context.id),
+        None => format!("/agentsbx/{}", context.id),
+        Some(path) if context.systemd_cgroup => path.to_owned(),
+        Some(path) => {
+            let clean = clean_absolute(Path::new(path));
+            if clean == Path::new("/") {
+                return Err(SpecError::Field {
+                    field: "linux.cgroupsPath",
+                    why: "the root of the hierarchy cannot be a container's cgroup".into(),
+                });
+            }
+            clean.to_string_lossy().into_owned()
+        }
+    };
+    if let Some(linux) = object(config.value_mut(), "linux") {
+        linux.insert("cgroupsPath".to_owned(), json!(path));
+    }
+    Ok(())
+}
+
+/// `path` from the root, with `.` and `..` taken out by their text.
+pub fn clean_absolute(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::from("/");
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => {
+                clean.pop();
+            }
+            _ => {}
+        }
+    }
+    clean
+}
+
+/// The recursive forms mean the same here: the root is changed recursively either way.
+fn rootfs_propagation(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let Some(linux) = object(config.value_mut(), "linux") else { return Ok(()) };
+    let plain = match linux.get("rootfsPropagation").and_then(Value::as_str) {
+        Some("rprivate") => "private",
+        Some("rslave") => "slave",
+        Some("rshared") => "shared",
+        Some("runbindable") => "unbindable",
+        Some("") => {
+            linux.shift_remove("rootfsPropagation");
+            return Ok(());
+        }
+        _ => return Ok(()),
+    };
+    linux.insert("rootfsPropagation".to_owned(), json!(plain));
+    Ok(())
+}
+
+/// Written `false` is taken for "given", and seccomp is then loaded after the capabilities it needs are gone.
+fn no_new_privileges(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    if let Some(process) = object(config.value_mut(), "process")
+        && process.get("noNewPrivileges") == Some(&Value::Bool(false))
+    {
+        process.shift_remove("noNewPrivileges");
+    }
+    Ok(())
+}
+
+fn mounts_mut(config: &mut Config) -> impl Iterator<Item = &mut Map<String, Value>> {
+    config
+        .value_mut()
+        .get_mut("mounts")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+}
+
+/// The source is optional in the specification; filesystems without a device take any.
+fn mount_source(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    for mount in mounts_mut(config) {
+        let missing = mount.get("source").and_then(Value::as_str).is_none_or(str::is_empty);
+        if missing {
+            let kind = mount.get("type").and_then(Value::as_str).filter(|k| !k.is_empty() && *k != "bind");
+            let kind = kind.unwrap_or("none").to_owned();
+            mount.insert("source".to_owned(), json!(kind));
+        }
+    }
+    Ok(())
+}
+
+/// `tmpcopyup` is done by us once the mount is there; libcontainer would hand it to the kernel.
+fn mount_options(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    for mount in mounts_mut(config) {
+        if let Some(options) = mount.get_mut("options").and_then(Value::as_array_mut) {
+            options.retain(|o| o.as_str() != Some("tmpcopyup"));
+        }
+    }
+    Ok(())
+}
+
+/// A destination that is, or passes, a symlink of the root filesystem is replaced by what it leads to inside it.
+/// What lies under an earlier mount is not the root filesystem's to resolve.
+fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    let mut covered: Vec<PathBuf> = Vec::new();
+    for mount in mounts_mut(config) {
+        let Some(written) = mount.get("destination").and_then(Value::as_str) else {
+            return Err(SpecError::Field { field: "mounts", why: "a mount has no destination".into() });
+        };
+        let kind = mount.get("type").and_then(Value::as_str).unwrap_or_default();
+        let clean = clean_absolute(Path::new(written));
+        // libcontainer refuses a symlink as the place of these two, which is right.
+        let fixed = matches!(kind, "proc" | "sysfs") || covered.iter().any(|c| clean.starts_with(c));
+        let target = if fixed {
+            clean.clone()
+        } else {
+            inroot::resolve(context.root, &clean)
+                .map_err(|source| SpecError::Resolve { path: clean.clone(), source })?
+        };
+        covered.push(target.clone());
+        if target != clean {
+            let text = target.to_str().ok_or_else(|| SpecError::Field {
+                field: "mounts",
+                why: format!("destination {written} leads to a name that is not UTF-8"),
+            })?;
+            mount.insert("destination".to_owned(), json!(text));
+        }
+    }
+    Ok(())
+}
+
+/// Without HOME libcontainer asks the C library, which loads what the container's nsswitch.conf names.
+fn home(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    if home_of(&config.env()).is_some() {
+        return Ok(());
+    }
+    let (uid, _) = config.user();
+    let found = inroot::open(context.root, Path::new("/etc/passwd"), OFlags::RDONLY | OFlags::NONBLOCK)
+        .and_then(|fd| passwd::home(std::fs::File::from(fd), uid));
+    // An image without a readable passwd file is an ordinary image.
+    let home = found.ok().flatten().unwrap_or_else(|| "/".to_owned());
+    let Some(process) = object(config.value_mut(), "process") else { return Ok(()) };
+    let env = process.entry("env").or_insert_with(|| json!([]));
+    if env.is_null() {
+        *env = json!([]);
+    }
+    if let Some(list) = env.as_array_mut() {
+        list.retain(|e| e.as_str() != Some("HOME="));
+        list.push(json!(format!("HOME={home}")));
+    }
+    Ok(())
+}
+
+/// The value of HOME, if it is set to something.
+pub fn home_of(env: &[String]) -> Option<&str> {
+    env.iter().rev().find_map(|e| e.strip_prefix("HOME=")).filter(|home| !home.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn check(name: &str, before: Value, after: Value) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("etc")).unwrap();
+        symlink("../run/stub.conf", dir.path().join("etc/resolv.conf")).unwrap();
+        symlink("/target", dir.path().join("link")).unwrap();
+        crate::durable::replace_unsynced(&dir.path().join("etc/passwd"), b"u:x:7:7::/home/u:/bin/sh\n", 0o644).unwrap();
+        let root = inroot::open_root(dir.path()).unwrap();
+        let step = STEPS.iter().find(|s| s.name == name).unwrap();
+        let mut config = Config::from_value(before);
+        (step.run)(&mut config, &Context { id: "c", root: &root, systemd_cgroup: false }).unwrap();
+        assert_eq!(config.value(), &after, "{name}");
+    }
+
+    #[test]
+    fn each_step() {
+        check("own-annotations", json!({}), json!({"annotations": {"dev.agentsbx.generation": "0"}}));
+        check(
+            "own-annotations",
+            json!({"annotations": {"a": "b", "dev.agentsbx.diff": "{}", "dev.agentsbx.generation": "9"}}),
+            json!({"annotations": {"a": "b", "dev.agentsbx.generation": "0"}}),
+        );
+        for (before, after) in [
+            (json!({}), "/agentsbx/c"),
+            (json!({"cgroupsPath": "p/./q"}), "/p/q"),
+            (json!({"cgroupsPath": "/d/../e"}), "/e"),
+        ] {
+            check("cgroups-path", json!({"linux": before}), json!({"linux": {"cgroupsPath": after}}));
+        }
+        for (before, after) in [("rprivate", "private"), ("rslave", "slave"), ("rshared", "shared"), ("slave", "slave")]
+        {
+            let linux = |p| json!({"linux": {"rootfsPropagation": p}});
+            check("rootfs-propagation", linux(before), linux(after));
+        }
+        check("no-new-privileges", json!({"process": {"noNewPrivileges": false}}), json!({"process": {}}));
+        check(
+            "no-new-privileges",
+            json!({"process": {"noNewPrivileges": true}}),
+            json!({"process": {"noNewPrivileges": true}}),
+        );
+        check(
+            "mount-source",
+            json!({"mounts": [{"type": "proc", "destination": "/proc"}, {"destination": "/x", "source": "y"}]}),
+            json!({"mounts": [{"type": "proc", "destination": "/proc", "source": "proc"}, {"destination": "/x", "source": "y"}]}),
+        );
+        check(
+            "mount-options",
+            json!({"mounts": [{"options": ["tmpcopyup", "size=1m"]}]}),
+            json!({"mounts": [{"options": ["size=1m"]}]}),
+        );
+        check(
+            "mount-destination",
+            json!({"mounts": [{"destination": "/etc/resolv.conf"}, {"destination": "/link"}, {"destination": "/plain"}]}),
+            json!({"mounts": [{"destination": "/run/stub.conf"}, {"destination": "/target"}, {"destination": "/plain"}]}),
+        );
+        check(
+            "mount-destination",
+            json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
+            json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
+        );
+        let process = |uid: u32, env: Value| json!({"process": {"user": {"uid": uid}, "env": env}});
+        check("home", process(7, json!(["A=b"])), process(7, json!(["A=b", "HOME=/home/u"])));
+        check("home", process(8, json!(["HOME="])), process(8, json!(["HOME=/"])));
+        check("home", process(7, json!(["HOME=/x"])), process(7, json!(["HOME=/x"])));
+    }
+
+    #[test]
+    fn the_hierarchy_root_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = inroot::open_root(dir.path()).unwrap();
+        let mut config = Config::from_value(json!({"linux": {"cgroupsPath": "/a/.."}}));
+        assert!(cgroups_path(&mut config, &Context { id: "c", root: &root, systemd_cgroup: false }).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! passwd(5): a user's home or name. Parsed here, since the C library's lookup would load libraries that a container
+//! controls.
+
+use std::io::Read;
+
+/// Largest part of the file that is looked at, in bytes.
+const PASSWD_MAX: u64 = 1 << 20;
+
+/// The name of `uid` by the first matching line of a passwd(5) file.
+pub fn name(file: impl Read, uid: u32) -> std::io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    file.take(PASSWD_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    }))
+}
+
+/// The home of `uid` by the first matching line of a passwd(5) file; `None` if it has none.
+pub fn home(file: impl Read, uid: u32) -> std::io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    file.take(PASSWD_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let id = fields.nth(2)?;
+        let home = fields.nth(2)?;
+        (id.parse() == Ok(uid) && !home.is_empty()).then(|| home.to_owned())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn homes() {
+        let text: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nbad\nnone:x:5:5:::\nu:x:1000:1000:,,,:/home/u:/bin/sh\n";
+        for (uid, want) in [(0, Some("/root")), (1000, Some("/home/u")), (5, None), (7, None)] {
+            assert_eq!(home(text, uid).unwrap().as_deref(), want, "uid {uid}");
+        }
+        assert_eq!(name(text, 1000).unwrap().as_deref(), Some("u"));
+        assert_eq!(name(text, 9).unwrap(), None);
+    }
+}

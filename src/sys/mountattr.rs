@@ -1,0 +1,41 @@
+//! mount_setattr(2): the flags and the propagation of a mount that is there already.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Flags to set and the propagation to give; see mount_setattr(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountAttr {
+    /// `MOUNT_ATTR_*` bits to set.
+    pub set: u64,
+    /// `MS_SHARED`, `MS_SLAVE`, `MS_PRIVATE`, `MS_UNBINDABLE`, or 0 to leave it.
+    pub propagation: u64,
+}
+
+/// Read-only.
+pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+/// No setuid, no setgid, no file capabilities.
+pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+/// No device files.
+pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+/// No execution.
+pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+
+/// Applies `attr` to the mount whose root is `mount` (an `O_PATH` descriptor will do), and to all under it if
+/// `recursive`.
+pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> io::Result<()> {
+    let raw = libc::mount_attr { attr_set: attr.set, attr_clr: 0, propagation: attr.propagation, userns_fd: 0 };
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: `raw` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw as *const libc::mount_attr,
+            std::mem::size_of::<libc::mount_attr>(),
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

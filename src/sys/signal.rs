@@ -1,0 +1,151 @@
+//! Signals: names and numbers, the mask, and receiving them as readable data.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
+    "PWR", "SYS",
+];
+/// The kernel's numbers as libc presents them: the first two of the kernel's real-time signals are the C library's own.
+const RTMIN: i32 = 34;
+const RTMAX: i32 = 64;
+
+/// Signal number of `text`: a number 0 to 64, or a name with or without `SIG`, in any case, `RTMIN`, `RTMIN+3`,
+/// `RTMAX-2` included. `None` if it is neither.
+pub fn parse(text: &str) -> Option<i32> {
+    if let Ok(number) = text.parse::<i32>() {
+        return (0..=RTMAX).contains(&number).then_some(number);
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let offset = |rest: &str, sign: char| -> Option<i32> {
+        if rest.is_empty() {
+            return Some(0);
+        }
+        let digits = rest.strip_prefix(sign)?;
+        (digits.len() <= 2 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
+    };
+    let number = if let Some(rest) = name.strip_prefix("RTMIN") {
+        RTMIN + offset(rest, '+')?
+    } else if let Some(rest) = name.strip_prefix("RTMAX") {
+        RTMAX - offset(rest, '-')?
+    } else {
+        return match name {
+            "CLD" => Some(libc::SIGCHLD),
+            "IOT" => Some(libc::SIGABRT),
+            "POLL" => Some(libc::SIGIO),
+            "UNUSED" => Some(libc::SIGSYS),
+            _ => NAMES.iter().position(|n| *n == name).map(|i| i as i32 + 1),
+        };
+    };
+    (RTMIN..=RTMAX).contains(&number).then_some(number)
+}
+
+fn full_set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigfillset initialises the whole set.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// All signals of this thread blocked and readable here instead. The mask stays blocked when this is dropped.
+#[derive(Debug)]
+pub struct SignalFd {
+    fd: OwnedFd,
+}
+
+impl SignalFd {
+    /// Blocks every signal and opens a descriptor that yields them (non-blocking, close-on-exec).
+    pub fn block_all() -> io::Result<SignalFd> {
+        let set = full_set();
+        // SAFETY: `set` is initialised; the old mask is not asked for.
+        let rc = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+        if rc != 0 {
+            return Err(io::Error::from_raw_os_error(rc));
+        }
+        // SAFETY: `set` is initialised and -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a fresh descriptor that nothing else owns.
+        Ok(SignalFd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The next pending signal's number, or `None` if there is none.
+    pub fn next(&self) -> io::Result<Option<i32>> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
+        let size = std::mem::size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer is `size` bytes long and the descriptor is open.
+        let n = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+        if n == size as isize {
+            // SAFETY: a full structure was read; every bit pattern of its integers is valid.
+            return Ok(Some(unsafe { info.assume_init() }.ssi_signo as i32));
+        }
+        match io::Error::last_os_error() {
+            err if matches!(err.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(None),
+            err => Err(err),
+        }
+    }
+}
+
+impl AsFd for SignalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What a command expects at execve: nothing blocked, SIGPIPE as the default (the Rust runtime ignores it, and an
+/// ignored signal would be inherited).
+pub fn reset_for_exec() -> io::Result<()> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set before it is used; SIG_DFL is no function pointer that could dangle.
+    let rc = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut())
+    };
+    if rc != 0 { Err(io::Error::from_raw_os_error(rc)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        for (text, want) in [
+            ("9", Some(9)),
+            ("0", Some(0)),
+            ("37", Some(37)),
+            ("64", Some(64)),
+            ("65", None),
+            ("-1", None),
+            ("KILL", Some(9)),
+            ("SIGKILL", Some(9)),
+            ("sigkill", Some(9)),
+            ("term", Some(15)),
+            ("SIGSYS", Some(31)),
+            ("CHLD", Some(17)),
+            ("CLD", Some(17)),
+            ("RTMIN", Some(34)),
+            ("SIGRTMIN+3", Some(37)),
+            ("rtmin+30", Some(64)),
+            ("RTMIN+31", None),
+            ("RTMAX", Some(64)),
+            ("SIGRTMAX-1", Some(63)),
+            ("RTMAX+1", None),
+            ("RTMIN3", None),
+            ("SIG", None),
+            ("", None),
+            ("NOPE", None),
+        ] {
+            assert_eq!(parse(text), want, "{text:?}");
+        }
+    }
+}
