@@ -60,6 +60,14 @@ pub enum StoreError {
         /// The newest format known here.
         known: i64,
     },
+    /// SQLite can't keep a write-ahead log there, say because the file system has no shared memory maps.
+    #[error("{}: no write-ahead log on this file system (journal mode {mode}): choose another with --store", path.display())]
+    NoWal {
+        /// The database.
+        path: PathBuf,
+        /// The journal mode that it has instead.
+        mode: String,
+    },
     /// There is a database in the store's place that is not ours.
     #[error("{} is a database of another application: choose another directory with --store", path.display())]
     NotOurs {
@@ -192,7 +200,7 @@ impl Classify for StoreError {
         use rusqlite::ErrorCode as Code;
         match self {
             E::Io { source, .. } => Kind::of_io(source),
-            E::Filesystem { .. } | E::NewerFormat { .. } => Kind::Unsupported,
+            E::Filesystem { .. } | E::NewerFormat { .. } | E::NoWal { .. } => Kind::Unsupported,
             E::NotPrivate { .. } => Kind::Denied,
             E::NotOurs { .. } => Kind::InvalidInput,
             // A row that holds what we can't have written.

@@ -50,8 +50,9 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
-/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database.
-const WAL_PAGES: u32 = 256;
+/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database. An exec writes about 10. Each process
+/// that is the first reads them all (about 1 µs for each); moving them syncs twice (some milliseconds).
+const WAL_PAGES: u32 = 128;
 /// How long a writer waits for the others.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -83,8 +84,7 @@ impl Store {
             }
         }
         let path = root.join("db.sqlite");
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut conn = Connection::open_with_flags(&path, flags).during("open")?;
+        let mut conn = open_database(&path)?;
         conn.set_prepared_statement_cache_capacity(64);
         conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
@@ -130,6 +130,23 @@ impl Store {
 
     fn trash_dir(&self) -> PathBuf {
         self.root.join("trash")
+    }
+}
+
+fn open_database(path: &Path) -> Result<Connection, StoreError> {
+    let open = || {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        Connection::open_with_flags(path, flags)
+    };
+    match open() {
+        Err(e) if e.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) => {
+            // SQLite would make it 0644, and gives its other files the mode of this one.
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(0o600);
+            drop(rustix::fs::open(path, flags, mode).at("create", path)?);
+            open().during("open")
+        }
+        other => other.during("open"),
     }
 }
 

@@ -110,8 +110,12 @@ pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<
     refuse_newer(path, version, known)?;
     if version == 0 {
         // Persistent in the file; can't be changed inside a transaction.
-        conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))
+        let mode = conn
+            .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))
             .during("switch to WAL mode")?;
+        if mode != "wal" {
+            return Err(StoreError::NoWal { path: path.to_owned(), mode });
+        }
     }
     fault::step("migrate").at("migrate", path)?;
     let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).during("begin migration")?;

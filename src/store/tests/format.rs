@@ -17,6 +17,9 @@ fn opening_makes_a_private_store_and_opens_it_again() {
     for name in ["layers", "trash", "locks"] {
         assert_eq!(mode(&f.root().join(name)), 0o700, "{name}");
     }
+    for name in ["db.sqlite", "db.sqlite-wal", "db.sqlite-shm"] {
+        assert_eq!(mode(&f.root().join(name)), 0o600, "{name}");
+    }
     let key = f.store.add_container(&new_container("c")).unwrap();
     let again = Store::open(&f.root()).unwrap();
     assert_eq!(again.container(key).unwrap().id, cid("c"));
@@ -223,4 +226,48 @@ fn a_read_only_store_says_so() {
     assert!(status.unwrap().success());
     let err = Store::open(&root).and_then(|s| s.add_container(&new_container("c"))).unwrap_err();
     assert_eq!(err.kind(), Kind::Denied, "{err:?}");
+}
+
+/// Each kind of damage that `check` knows is seen when it is done, and nothing is seen before.
+#[test]
+fn check_sees_each_broken_invariant() {
+    let damages = [
+        ("UPDATE containers SET head = 9", "HEAD exists"),
+        ("UPDATE containers SET settled = 9", "settled generation exists"),
+        ("DELETE FROM generations WHERE number = 1", "parent exists"),
+        ("UPDATE containers SET last_generation = 1", "above the last one"),
+        ("DELETE FROM containers", "containers that exist"),
+        ("UPDATE squashes SET last = 9", "squash's ends"),
+        ("UPDATE squashes SET layer = (SELECT layer FROM generations WHERE number = 1)", "one generation or squash"),
+        ("UPDATE execs SET generation = 1 WHERE generation = 2", "generation is of its layer"),
+        ("UPDATE execs SET layer = NULL WHERE disposition = 'held'", "has a layer"),
+        ("UPDATE execs SET layer = 'x' WHERE disposition = 'empty'", "has a layer"),
+        ("UPDATE execs SET event = 1 WHERE disposition = 'held'", "its end and its event"),
+        ("UPDATE execs SET finished_ns = NULL", "its end and its event"),
+        ("UPDATE containers SET removed_ns = 1", "removed container stays"),
+        (
+            "INSERT INTO containers(id, root, bundle, rootfs, created_ns)
+                 SELECT id, root, bundle, rootfs, 1 FROM containers",
+            "one live container",
+        ),
+        ("UPDATE execs SET layer = '01JDVW3K6Q8ZJ4M2T9X5R7C1AB' WHERE disposition = 'held'", "has its directories"),
+        ("UPDATE events SET time_ns = 1 WHERE seq = 2", "event log"),
+    ];
+    for (sql, invariant) in damages {
+        let f = fixture();
+        let s = &f.store;
+        let key = s.add_container(&new_container("c")).unwrap();
+        commit_times(s, key, 2);
+        run(s, key, Ending::Hold);
+        run(s, key, Ending::Empty);
+        let merged = s.create_layer().unwrap();
+        let squash = Squash { last: Generation(2), below: Generation::ZERO, level: 1, layer: merged.id() };
+        s.add_squash(key, &squash).unwrap();
+        merged.keep();
+        assert_sound(s);
+        s.conn.pragma_update(None, "foreign_keys", false).unwrap();
+        assert!(s.conn.execute(sql, []).unwrap() > 0, "{sql}");
+        let findings = s.check().unwrap();
+        assert!(findings.iter().any(|f| f.invariant.contains(invariant)), "{sql}: {findings:#?}");
+    }
 }

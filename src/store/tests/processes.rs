@@ -2,6 +2,8 @@
 //! what to do.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -30,6 +32,22 @@ fn child() {
             println!("\nsupervises {}", exec.id);
             std::thread::sleep(Duration::from_secs(600));
         }
+        "drop a layer" => {
+            let staged = store.create_layer().unwrap();
+            for (n, mode) in [(0, 0o000), (1, 0o100), (2, 0o555), (3, 0o333)] {
+                // Deeper than the descriptors that deleting uses, so that a directory is moved up as well.
+                let top = staged.upper().join(n.to_string());
+                let bottom = (0..40).fold(top.clone(), |path, _| path.join("d"));
+                std::fs::create_dir_all(&bottom).unwrap();
+                durable::replace_unsynced(&bottom.join("f"), b"", 0o000).unwrap();
+                for dir in bottom.ancestors().take_while(|dir| dir.starts_with(&top)) {
+                    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
+                }
+            }
+            drop(staged);
+            let left = |name: &str| std::fs::read_dir(store.root().join(name)).unwrap().count();
+            assert_eq!((left("layers"), left("trash")), (0, 0));
+        }
         other => panic!("{other}"),
     }
 }
@@ -52,6 +70,31 @@ fn commit_with_retries(store: &Store) {
             Err(e) => panic!("{e}"),
         }
     }
+}
+
+/// Without root, the directories that a container made unreadable or unwritable are deleted all the same. Needs root, to
+/// become nobody; proves nothing without.
+#[test]
+fn an_unprivileged_user_can_delete_a_hostile_layer() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // The test binary where nobody can read it: the build directory may be private.
+    let binary = dir.path().join("test");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
+    let output = Command::new(&binary)
+        .args(["--exact", "store::tests::processes::child", "--nocapture"])
+        .env(ROLE, "drop a layer")
+        .env(ROOT, dir.path().join("store"))
+        .uid(65534)
+        .gid(65534)
+        .current_dir("/")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(dir.path().join("store/layers").is_dir(), "the child did nothing");
 }
 
 fn spawn(role: &str, root: &Path) -> Child {
