@@ -49,10 +49,10 @@ pub struct CommonArgs {
 
 impl CommonArgs {
     /// The runtime's request.
-    pub fn request(self, global: &Global) -> anyhow::Result<CreateRequest> {
+    pub fn request(self, global: &Global, verb: &str) -> anyhow::Result<CreateRequest> {
         Ok(CreateRequest {
             root: global.root.clone(),
-            id: Some(super::id(&self.id)?),
+            id: Some(self.id.parse::<crate::id::ContainerId>().map_err(|err| failed(verb, err))?),
             bundle: self.bundle,
             console_socket: self.console_socket,
             pid_file: self.pid_file,
@@ -74,15 +74,12 @@ fn listen_fds() -> Option<u32> {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let request = args.common.request(global)?;
+    let request = args.common.request(global, "create")?;
     runtime::create(&request).map_err(|err| failed("create", err))?;
     Ok(0)
 }
 
-/// An error of `create` or `run` as engines know it; a missing bundle is told bare, as in runc.
-pub fn failed(verb: &str, err: runtime::RuntimeError) -> anyhow::Error {
-    match &err {
-        runtime::RuntimeError::Spec(crate::spec::SpecError::Missing(_)) => err.into(),
-        _ => anyhow::anyhow!("{NAME} {verb} failed: {}", crate::error::chain(&err)),
-    }
+/// An error of `create` or `run` as engines know it.
+pub fn failed(verb: &str, err: impl std::error::Error + 'static) -> anyhow::Error {
+    anyhow::anyhow!("{NAME} {verb} failed: {}", crate::error::chain(&err))
 }

@@ -6,6 +6,8 @@ mod argv;
 mod checkpoint;
 mod create;
 mod delete;
+mod events;
+mod features;
 mod kill;
 mod list;
 mod pause;
@@ -14,8 +16,10 @@ mod report;
 mod restore;
 mod resume;
 mod run;
+mod spec;
 mod start;
 mod state;
+mod update;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -129,6 +133,8 @@ enum Command {
     Checkpoint(checkpoint::Args),
     Create(create::Args),
     Delete(delete::Args),
+    Events(events::Args),
+    Features(features::Args),
     Kill(kill::Args),
     List(list::Args),
     Pause(pause::Args),
@@ -136,8 +142,10 @@ enum Command {
     Restore(restore::Args),
     Resume(resume::Args),
     Run(run::Args),
+    Spec(spec::Args),
     Start(start::Args),
     State(state::Args),
+    Update(Box<update::Args>),
 }
 
 impl Command {
@@ -146,6 +154,8 @@ impl Command {
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Create(args) => create::run(global, args),
             Command::Delete(args) => delete::run(global, args),
+            Command::Events(args) => events::run(global, args),
+            Command::Features(args) => features::run(global, args),
             Command::Kill(args) => kill::run(global, args),
             Command::List(args) => list::run(global, args),
             Command::Pause(args) => pause::run(global, args),
@@ -153,8 +163,10 @@ impl Command {
             Command::Restore(args) => restore::run(global, args),
             Command::Resume(args) => resume::run(global, args),
             Command::Run(args) => run::run(global, args),
+            Command::Spec(args) => spec::run(global, args),
             Command::Start(args) => start::run(global, args),
             Command::State(args) => state::run(global, args),
+            Command::Update(args) => update::run(global, *args),
         }
     }
 
@@ -207,7 +219,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 fn version() -> String {
     let commit = option_env!("AGENTSBX_COMMIT").unwrap_or("unknown");
-    format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), "1.2.1")
+    format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), features::SPEC_VERSION)
 }
 
 /// Prints on stdout. A reader that has gone away is no failure of ours.

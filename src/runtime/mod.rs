@@ -8,6 +8,7 @@ mod create;
 mod create_text;
 mod delete;
 mod error;
+pub mod events;
 mod fixup;
 pub mod hooks;
 mod kill;
@@ -17,6 +18,8 @@ mod run;
 pub mod socket;
 mod start;
 pub mod state;
+pub mod stats;
+pub mod update;
 
 pub use create::{CreateRequest, create};
 pub use delete::{DeleteRequest, delete};
