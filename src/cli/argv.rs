@@ -105,6 +105,8 @@ mod tests {
             ("kill -a ID 9", "kill --all -- ID 9"),
             ("ps --format json ID -ef", "ps --format=json -- ID -ef"),
             ("ps ID --format json", "ps -- ID --format json"),
+            ("update --memory-swap -1 ID", "update --memory-swap=-1 ID"),
+            ("update -r - ID", "update --resources=- ID"),
             ("run -no-subreaper --bundle B ID", "run --no-subreaper --bundle=B ID"),
             ("start -- --odd", "start -- --odd"),
             ("run -d --unknown ID", "run --detach --unknown ID"),

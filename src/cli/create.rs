@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use super::Global;
-use crate::ops::{self, OpsError};
-use crate::runtime::{CreateRequest, NAME, RuntimeError};
-use crate::spec::SpecError;
+use crate::ops;
+use crate::runtime::{CreateRequest, NAME};
 
 /// Create a container from a bundle
 ///
@@ -51,10 +50,10 @@ pub struct CommonArgs {
 
 impl CommonArgs {
     /// The runtime's request.
-    pub fn request(self, global: &Global) -> anyhow::Result<CreateRequest> {
+    pub fn request(self, global: &Global, verb: &str) -> anyhow::Result<CreateRequest> {
         Ok(CreateRequest {
             root: global.root.clone(),
-            id: Some(super::id(&self.id)?),
+            id: Some(self.id.parse::<crate::id::ContainerId>().map_err(|err| failed(verb, err))?),
             bundle: self.bundle,
             console_socket: self.console_socket,
             pid_file: self.pid_file,
@@ -76,15 +75,12 @@ fn listen_fds() -> Option<u32> {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let request = args.common.request(global)?;
+    let request = args.common.request(global, "create")?;
     ops::create::create(&global.context()?, &request).map_err(|err| failed("create", err))?;
     Ok(0)
 }
 
-/// An error of `create` or `run` as engines know it; a missing bundle is told bare, as in runc.
-pub fn failed(verb: &str, err: OpsError) -> anyhow::Error {
-    match &err {
-        OpsError::Runtime(RuntimeError::Spec(SpecError::Missing(_))) => err.into(),
-        _ => anyhow::anyhow!("{NAME} {verb} failed: {}", crate::error::chain(&err)),
-    }
+/// An error of `create` or `run` as engines know it.
+pub fn failed(verb: &str, err: impl std::error::Error + 'static) -> anyhow::Error {
+    anyhow::anyhow!("{NAME} {verb} failed: {}", crate::error::chain(&err))
 }

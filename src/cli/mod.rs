@@ -9,7 +9,9 @@ mod create;
 mod delete;
 mod diff;
 mod discard;
+mod events;
 mod exec;
+mod features;
 mod gc;
 mod kill;
 mod list;
@@ -25,8 +27,10 @@ mod resume;
 mod rollback;
 mod run;
 mod show;
+mod spec;
 mod start;
 mod state;
+mod update;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -161,6 +165,8 @@ enum Command {
     Discard(discard::Args),
     Exec(exec::Args),
     Gc(gc::Args),
+    Events(events::Args),
+    Features(features::Args),
     Kill(kill::Args),
     List(list::Args),
     Log(log::Args),
@@ -173,8 +179,10 @@ enum Command {
     Rollback(rollback::Args),
     Run(run::Args),
     Show(show::Args),
+    Spec(spec::Args),
     Start(start::Args),
     State(state::Args),
+    Update(Box<update::Args>),
 }
 
 impl Command {
@@ -188,6 +196,8 @@ impl Command {
             Command::Discard(args) => discard::run(global, args),
             Command::Exec(args) => exec::run(global, args),
             Command::Gc(args) => gc::run(global, args),
+            Command::Events(args) => events::run(global, args),
+            Command::Features(args) => features::run(global, args),
             Command::Kill(args) => kill::run(global, args),
             Command::List(args) => list::run(global, args),
             Command::Log(args) => log::run(global, args),
@@ -200,8 +210,10 @@ impl Command {
             Command::Rollback(args) => rollback::run(global, args),
             Command::Run(args) => run::run(global, args),
             Command::Show(args) => show::run(global, args),
+            Command::Spec(args) => spec::run(global, args),
             Command::Start(args) => start::run(global, args),
             Command::State(args) => state::run(global, args),
+            Command::Update(args) => update::run(global, *args),
         }
     }
 
@@ -269,7 +281,7 @@ fn protect() -> anyhow::Result<()> {
 
 fn version() -> String {
     let commit = option_env!("AGENTSBX_COMMIT").unwrap_or("unknown");
-    format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), "1.2.1")
+    format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), features::SPEC_VERSION)
 }
 
 /// Prints on stdout. A reader that has gone away is no failure of ours.

@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let create = args.common.request(global)?;
+    let create = args.common.request(global, "run")?;
     let request = RunRequest { create, detach: args.detach, keep: args.keep, no_subreaper: args.no_subreaper };
     let ran = create_ops::run(&global.context()?, request).map_err(|err| create::failed("run", err))?;
     for warning in &ran.warnings {

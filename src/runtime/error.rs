@@ -21,9 +21,6 @@ pub enum RuntimeError {
     /// `resume` of a container that is not paused.
     #[error("container not paused")]
     NotPaused,
-    /// `pause` of a container that is neither running nor created.
-    #[error("container not running or created: {0}")]
-    CannotPause(Status),
     /// `start` of a container that has been started.
     #[error("cannot start an already running container")]
     AlreadyStarted,
@@ -133,7 +130,6 @@ impl Classify for RuntimeError {
             E::Exists => Kind::AlreadyExists,
             E::NotRunning
             | E::NotPaused
-            | E::CannotPause(_)
             | E::AlreadyStarted
             | E::StartStopped
             | E::NotStopped { .. }

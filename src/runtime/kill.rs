@@ -49,7 +49,7 @@ pub fn pause(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeErro
     let record = Record::load(root, id)?;
     match record.status()? {
         Status::Running | Status::Created => cgroup::freeze(&record.cgroups, true),
-        other => Err(RuntimeError::CannotPause(other)),
+        Status::Creating | Status::Paused | Status::Stopped => Err(RuntimeError::NotRunning),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod create;
 mod create_text;
 pub mod delete;
 mod error;
+pub mod events;
 pub mod exec;
 mod fixup;
 pub mod hooks;
@@ -19,6 +20,8 @@ pub mod seccomp;
 pub mod socket;
 mod start;
 pub mod state;
+pub mod stats;
+pub mod update;
 
 pub use create::{CreateRequest, create};
 pub use delete::{DeleteRequest, delete};

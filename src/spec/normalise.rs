@@ -76,9 +76,10 @@ fn own_annotations(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError
 }
 
 /// libcontainer's default is `:youki:ID`, taken literally by the cgroupfs driver. Ours is `/agentsbx/ID`; a relative path
-/// is taken from the hierarchy's root.
+/// is taken from the hierarchy's root. A path below ours was written here for an earlier container of the same bundle.
 fn cgroups_path(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
-    let path = match config.cgroups_path() {
+    let given = config.cgroups_path().filter(|p| !p.starts_with("/agentsbx/") && !p.starts_with(":agentsbx:"));
+    let path = match given {
         None if context.systemd_cgroup => format!(":agentsbx:{}", context.id),
         None => format!("/agentsbx/{}", context.id),
         Some(path) if context.systemd_cgroup => path.to_owned(),

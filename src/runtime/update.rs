@@ -1,0 +1,316 @@
+//! `update`: limits of a living container, written to its cgroups. What is to be written is planned first.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::cgroup::{self, CgroupDir};
+use super::error::{On, RuntimeError};
+use super::state::{Record, Status};
+use crate::id::ContainerId;
+
+/// The part of the runtime specification's `LinuxResources` that can be updated. Absent values are left as they are; so
+/// is 0, as in runc.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Resources {
+    /// Memory, in bytes; -1 is no limit.
+    pub memory: Option<Memory>,
+    /// CPU time and placement.
+    pub cpu: Option<Cpu>,
+    /// Number of processes.
+    pub pids: Option<Pids>,
+    /// Block devices.
+    #[serde(rename = "blockIO")]
+    pub block_io: Option<BlockIo>,
+    /// v2 files by name.
+    pub unified: Option<BTreeMap<String, String>>,
+}
+
+/// Memory limits.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Memory {
+    /// Hard limit.
+    pub limit: Option<i64>,
+    /// Soft limit.
+    pub reservation: Option<i64>,
+    /// Limit of memory and swap together.
+    pub swap: Option<i64>,
+    /// Refuse a limit below what is used now.
+    pub check_before_update: Option<bool>,
+}
+
+/// CPU limits.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Cpu {
+    /// Relative weight, 2 to 262144.
+    pub shares: Option<u64>,
+    /// Microseconds a period; -1 is no limit.
+    pub quota: Option<i64>,
+    /// Microseconds.
+    pub period: Option<u64>,
+    /// Microseconds a real-time period.
+    pub realtime_runtime: Option<i64>,
+    /// Microseconds.
+    pub realtime_period: Option<u64>,
+    /// CPUs to use, as a list.
+    pub cpus: Option<String>,
+    /// Memory nodes to use, as a list.
+    pub mems: Option<String>,
+    /// SCHED_IDLE for all: 1 or 0.
+    pub idle: Option<i64>,
+    /// Microseconds that may be saved up.
+    pub burst: Option<u64>,
+}
+
+/// Process limit.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Pids {
+    /// At most so many; -1 is no limit.
+    pub limit: Option<i64>,
+}
+
+/// Block device weight.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct BlockIo {
+    /// 10 to 1000.
+    pub weight: Option<u64>,
+}
+
+/// One file to write. Alternatives are for kernels that name it otherwise: the first that exists is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Write {
+    files: Vec<PathBuf>,
+    value: String,
+}
+
+/// Applies `resources` to the container.
+pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<(), RuntimeError> {
+    let record = Record::load(root, id)?;
+    if record.status()? == Status::Stopped {
+        return Err(RuntimeError::NotRunning);
+    }
+    let v1 = record.cgroups.iter().any(|d| !d.is_v2());
+    let plan = if v1 { plan_v1(resources, &record.cgroups)? } else { plan_v2(resources, &record.cgroups)? };
+    for write in plan {
+        let existing = write.files.iter().find(|f| f.exists());
+        let Some(file) = existing.or(write.files.first()) else { continue };
+        cgroup::write(file, &write.value).on("write", file)?;
+    }
+    Ok(())
+}
+
+fn given(value: Option<i64>) -> Option<i64> {
+    value.filter(|v| *v != 0)
+}
+
+fn list(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|t| !t.is_empty())
+}
+
+fn plan_v1(resources: &Resources, dirs: &[CgroupDir]) -> Result<Vec<Write>, RuntimeError> {
+    let mut plan = Vec::new();
+    let mut add = |controller: &'static str, names: &[&str], value: Option<String>| -> Result<(), RuntimeError> {
+        let Some(value) = value else { return Ok(()) };
+        let dir = dirs.iter().find(|d| d.has(controller));
+        let dir = dir.ok_or(RuntimeError::Unsupported("updating a limit whose cgroup controller the host lacks"))?;
+        plan.push(Write { files: names.iter().map(|n| dir.path.join(n)).collect(), value });
+        Ok(())
+    };
+    if let Some(memory) = &resources.memory {
+        let limit = given(memory.limit);
+        let mut swap = given(memory.swap);
+        let file = |name: &str| dirs.iter().find(|d| d.has("memory")).map(|d| d.path.join(name));
+        let now = |name: &str| file(name).and_then(|f| std::fs::read_to_string(f).ok()?.trim().parse::<i64>().ok());
+        if limit == Some(-1) && swap.is_none() && file("memory.memsw.limit_in_bytes").is_some_and(|f| f.exists()) {
+            // Memory without limit under a limit of both would be refused.
+            swap = Some(-1);
+        }
+        let writes = [("memory.limit_in_bytes", limit), ("memory.memsw.limit_in_bytes", swap)];
+        // Memory may never be above both together, not even between the two writes.
+        let grows = swap.is_some_and(|s| s == -1 || now("memory.limit_in_bytes").is_some_and(|l| l < s));
+        let order = if limit.is_some() && grows { [1, 0] } else { [0, 1] };
+        for (name, value) in order.map(|i| writes[i]) {
+            add("memory", &[name], value.map(|v| v.to_string()))?;
+        }
+        add("memory", &["memory.soft_limit_in_bytes"], given(memory.reservation).map(|v| v.to_string()))?;
+    }
+    if let Some(cpu) = &resources.cpu {
+        let number = |v: Option<u64>| v.filter(|v| *v != 0).map(|v| v.to_string());
+        add("cpu", &["cpu.shares"], number(cpu.shares))?;
+        add("cpu", &["cpu.rt_period_us"], number(cpu.realtime_period))?;
+        add("cpu", &["cpu.rt_runtime_us"], given(cpu.realtime_runtime).map(|v| v.to_string()))?;
+        add("cpu", &["cpu.cfs_period_us"], number(cpu.period))?;
+        add("cpu", &["cpu.cfs_quota_us"], given(cpu.quota).map(|v| v.to_string()))?;
+        add("cpu", &["cpu.cfs_burst_us"], cpu.burst.map(|v| v.to_string()))?;
+        add("cpu", &["cpu.idle"], cpu.idle.map(|v| v.to_string()))?;
+        add("cpuset", &["cpuset.cpus"], list(&cpu.cpus).map(str::to_owned))?;
+        add("cpuset", &["cpuset.mems"], list(&cpu.mems).map(str::to_owned))?;
+    }
+    add("pids", &["pids.max"], resources.pids.as_ref().and_then(|p| given(p.limit)).map(max_or))?;
+    let weight = resources.block_io.as_ref().and_then(|b| b.weight).filter(|w| *w != 0);
+    add("blkio", &["blkio.weight", "blkio.bfq.weight"], weight.map(|w| w.to_string()))?;
+    if resources.unified.as_ref().is_some_and(|u| !u.is_empty()) {
+        return Err(RuntimeError::Unsupported("a \"unified\" resource on a host with cgroup v1"));
+    }
+    Ok(plan)
+}
+
+/// v2 writes "no limit" as `max`.
+fn max_or(value: i64) -> String {
+    if value < 0 { "max".to_owned() } else { value.to_string() }
+}
+
+fn plan_v2(resources: &Resources, dirs: &[CgroupDir]) -> Result<Vec<Write>, RuntimeError> {
+    let dir = dirs.first().ok_or(RuntimeError::Unsupported("updating a container without a cgroup"))?;
+    let mut plan = Vec::new();
+    let read = |name: &str| std::fs::read_to_string(dir.path.join(name)).unwrap_or_default().trim().to_owned();
+    let mut add = |names: &[&str], value: Option<String>| {
+        if let Some(value) = value {
+            plan.push(Write { files: names.iter().map(|n| dir.path.join(n)).collect(), value });
+        }
+    };
+    if let Some(memory) = &resources.memory {
+        let limit = given(memory.limit);
+        if memory.check_before_update == Some(true)
+            && let Some(limit) = limit.filter(|l| *l > 0)
+            && let Ok(usage) = read("memory.current").parse::<i64>()
+            && usage > limit
+        {
+            let why = format!("unable to set memory limit to {limit} (current usage: {usage})");
+            return Err(RuntimeError::Invalid { what: "memory limit", why });
+        }
+        let swap = match given(memory.swap) {
+            None if limit == Some(-1) => Some("max".to_owned()),
+            None => None,
+            Some(-1) => Some("max".to_owned()),
+            Some(both) => {
+                // The specification counts memory and swap together, v2 swap alone.
+                let limit = limit.or_else(|| read("memory.max").parse().ok());
+                let swap = limit.filter(|l| *l >= 0).map(|l| both - l).filter(|s| *s >= 0);
+                let why = "memory+swap limit without, or below, a memory limit".to_owned();
+                Some(swap.ok_or(RuntimeError::Invalid { what: "memory swap", why })?.to_string())
+            }
+        };
+        add(&["memory.swap.max"], swap);
+        add(&["memory.max"], limit.map(max_or));
+        add(&["memory.low"], given(memory.reservation).map(max_or));
+    }
+    if let Some(cpu) = &resources.cpu {
+        let weight = cpu.shares.filter(|s| *s != 0).map(|s| 1 + (s.clamp(2, 262_144) - 2) * 9999 / 262_142);
+        add(&["cpu.weight"], weight.map(|w| w.to_string()));
+        let (quota, period) = (given(cpu.quota), cpu.period.filter(|p| *p != 0));
+        if quota.is_some() || period.is_some() {
+            let now = read("cpu.max");
+            let (now_quota, now_period) = now.split_once(' ').unwrap_or(("max", "100000"));
+            let quota = quota.map_or_else(|| now_quota.to_owned(), max_or);
+            let period = period.map_or_else(|| now_period.to_owned(), |p| p.to_string());
+            add(&["cpu.max"], Some(format!("{quota} {period}")));
+        }
+        add(&["cpu.max.burst"], cpu.burst.map(|v| v.to_string()));
+        add(&["cpu.idle"], cpu.idle.map(|v| v.to_string()));
+        add(&["cpuset.cpus"], list(&cpu.cpus).map(str::to_owned));
+        add(&["cpuset.mems"], list(&cpu.mems).map(str::to_owned));
+        if given(cpu.realtime_runtime).is_some() || cpu.realtime_period.is_some_and(|p| p != 0) {
+            return Err(RuntimeError::Unsupported("a real-time CPU limit on cgroup v2"));
+        }
+    }
+    add(&["pids.max"], resources.pids.as_ref().and_then(|p| given(p.limit)).map(max_or));
+    if let Some(weight) = resources.block_io.as_ref().and_then(|b| b.weight).filter(|w| *w != 0) {
+        match dir.path.join("io.bfq.weight").exists() {
+            true => add(&["io.bfq.weight"], Some(weight.to_string())),
+            false => add(&["io.weight"], Some((1 + (weight.clamp(10, 1000) - 10) * 9999 / 990).to_string())),
+        }
+    }
+    for (name, value) in resources.unified.iter().flatten() {
+        if name.contains('/') || !name.contains('.') || name.starts_with('.') {
+            return Err(RuntimeError::Invalid { what: "unified resource", why: format!("{name:?} is no cgroup file") });
+        }
+        add(&[name], Some(value.clone()));
+    }
+    Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn plan(resources: serde_json::Value, v2: bool, files: &[(&str, &str)]) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            crate::durable::replace_unsynced(&dir.path().join(name), text.as_bytes(), 0o644).unwrap();
+        }
+        let controllers = if v2 { "" } else { "memory,cpu,cpuset,pids,blkio" };
+        let dirs = [CgroupDir { controllers: controllers.into(), path: dir.path().to_owned() }];
+        let resources: Resources = serde_json::from_value(resources).unwrap();
+        let plan = if v2 { plan_v2(&resources, &dirs) } else { plan_v1(&resources, &dirs) };
+        plan.unwrap()
+            .iter()
+            .map(|w| format!("{}={}", w.files[0].file_name().unwrap().to_str().unwrap(), w.value))
+            .collect()
+    }
+
+    #[test]
+    fn v1_orders_memory_and_swap() {
+        let both = json!({"memory": {"limit": 100, "swap": 200}});
+        let grow = plan(both.clone(), false, &[("memory.limit_in_bytes", "50")]);
+        assert_eq!(grow, ["memory.memsw.limit_in_bytes=200", "memory.limit_in_bytes=100"]);
+        let shrink = plan(both, false, &[("memory.limit_in_bytes", "500")]);
+        assert_eq!(shrink, ["memory.limit_in_bytes=100", "memory.memsw.limit_in_bytes=200"]);
+        let open = plan(json!({"memory": {"limit": -1}}), false, &[("memory.memsw.limit_in_bytes", "9")]);
+        assert_eq!(open, ["memory.memsw.limit_in_bytes=-1", "memory.limit_in_bytes=-1"]);
+    }
+
+    #[test]
+    fn v1_values_and_zero_is_unset() {
+        let all = json!({"cpu": {"shares": 512, "quota": 50000, "period": 100000, "cpus": "0"},
+            "pids": {"limit": -1}, "blockIO": {"weight": 0}, "memory": {"limit": 0, "reservation": 7}});
+        assert_eq!(
+            plan(all, false, &[]),
+            [
+                "memory.soft_limit_in_bytes=7",
+                "cpu.shares=512",
+                "cpu.cfs_period_us=100000",
+                "cpu.cfs_quota_us=50000",
+                "cpuset.cpus=0",
+                "pids.max=max"
+            ]
+        );
+    }
+
+    #[test]
+    fn v2_converts() {
+        let all = json!({"memory": {"limit": 100, "swap": 150}, "cpu": {"shares": 1024, "quota": -1},
+            "pids": {"limit": 5}, "blockIO": {"weight": 1000}, "unified": {"memory.high": "9"}});
+        assert_eq!(
+            plan(all, true, &[("cpu.max", "5000 20000\n")]),
+            [
+                "memory.swap.max=50",
+                "memory.max=100",
+                "cpu.weight=39",
+                "cpu.max=max 20000",
+                "pids.max=5",
+                "io.weight=10000",
+                "memory.high=9"
+            ]
+        );
+    }
+
+    #[test]
+    fn v2_refuses_paths_and_nonsense() {
+        let dirs = [CgroupDir { controllers: String::new(), path: "/nonexistent".into() }];
+        for bad in [
+            json!({"unified": {"../x.y": "1"}}),
+            json!({"memory": {"swap": 5}}),
+            json!({"cpu": {"realtimeRuntime": 5}}),
+        ] {
+            assert!(plan_v2(&serde_json::from_value(bad.clone()).unwrap(), &dirs).is_err(), "{bad}");
+        }
+    }
+}
