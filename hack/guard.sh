@@ -45,6 +45,10 @@ done
 find /sys/fs/cgroup -path "*$cgroup*" -name cgroup.freeze 2>/dev/null | while read -r file; do
     echo 0 2>/dev/null >"$file"
 done
+# The containers first: a daemon that is told to stop gives each of its containers ten seconds.
+for pid in $(contained); do
+    kill -KILL "$pid" 2>/dev/null
+done
 for daemon in dockerd containerd; do
     [ -s "$run/$daemon.pid" ] && end "$(cat "$run/$daemon.pid")"
 done
