@@ -1,11 +1,12 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need; says and does nothing when all are there.
 #
-#   hack/deps.sh [build|test|check]...      (default: all three)
+#   hack/deps.sh [build|test|check|demo]...      (default: build test check)
 set -eu
 
-build="gcc libc6-dev libseccomp-dev make pkg-config"
+build="gcc libc6-dev libseccomp-dev make pkg-config python3"
 check="shellcheck"
+demo="busybox-static"
 # What the integration tests drive: engines, reference runtimes, and what builds the test images.
 test="busybox-static conmon containerd crun debootstrap docker.io git iproute2 iptables podman python3 runc uidmap util-linux"
 
@@ -16,8 +17,9 @@ for group in "$@"; do
     build) wanted="$wanted $build" ;;
     test) wanted="$wanted $test" ;;
     check) wanted="$wanted $check" ;;
+    demo) wanted="$wanted $demo" ;;
     *)
-        echo "usage: hack/deps.sh [build|test|check]..." >&2
+        echo "usage: hack/deps.sh [build|test|check|demo]..." >&2
         exit 2
         ;;
     esac

@@ -10,4 +10,5 @@ mod ctr;
 mod docker;
 mod layering;
 mod podman;
+mod schema;
 mod support;

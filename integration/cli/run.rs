@@ -10,7 +10,7 @@ use crate::support::{Env, wait_until};
 #[test]
 fn run_in_the_foreground_leaves_nothing() {
     let env = Env::new();
-    for (script, code) in [("echo out; echo err >&2", 0), ("exit 7", 7), ("sh -c 'kill -9 $$'", 137)] {
+    for (script, code) in [("echo out; echo err >&2", 0), ("exit 7", 7), ("sh -c 'kill -9 $$'; exit $?", 137)] {
         let output = Bundle::new(&env, ["sh", "-c", script]).run().expect(code);
         if code == 0 {
             assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("out\n", "err\n"));

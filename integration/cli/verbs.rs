@@ -93,3 +93,25 @@ fn version_and_help() {
         assert!(help.contains(verb), "{verb} not in {help}");
     }
 }
+
+/// `state` and the bundle's config.json carry the generation and the last result; the engine's own spec is kept beside.
+#[test]
+fn state_carries_generation_and_diff() {
+    let env = Env::new();
+    let bundle = Bundle::new(&env, ["sleep", "100000"]).annotate("org.example.mine", "kept");
+    bundle.start();
+    let annotations = || (bundle.read()["annotations"].clone(), bundle.state()["annotations"].clone());
+    let (config, state) = annotations();
+    assert_eq!((&config["dev.agentsbx.generation"], &state["dev.agentsbx.generation"]), (&"0".into(), &"0".into()));
+    bundle.sh("echo x >/x").expect(0);
+    let (config, state) = annotations();
+    for annotations in [&config, &state] {
+        assert_eq!(annotations["dev.agentsbx.generation"], "1");
+        assert_eq!(annotations["org.example.mine"], "kept");
+        let diff: serde_json::Value =
+            serde_json::from_str(annotations["dev.agentsbx.diff"].as_str().expect("a diff")).expect("JSON");
+        assert_eq!(diff, bundle.show());
+    }
+    let engine = std::fs::read_to_string(bundle.dir.join("config.engine.json")).expect("read config.engine.json");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&engine).expect("JSON"), bundle.config);
+}

@@ -17,12 +17,32 @@ fn exec_has_all_exit_codes() {
     container.sh("exit 3").expect(3);
     container.sh("kill -KILL $$").expect(137);
     container.sh("kill -TERM $$").expect(143);
-    container.exec_with([], &["no-such-command"]).run().expect(127);
-    container.exec_with([], &["/etc/passwd"]).run().expect(126);
+    container.sh("no-such-command").expect(127);
+    container.sh("/etc/passwd").expect(126);
     container.exec_with(["-e", "AGENTSBX_TIMEOUT=1"], &["sleep", "1000"]).run().expect(124);
     assert_eq!(container.exec_with(["-i"], &["cat"]).stdin("piped").ok(), "piped");
     // None of it harmed the container.
     assert_eq!(container.inspect("{{.State.Status}}"), "running");
+}
+
+/// What cannot be started fails as it does under runc, with the code that this Docker makes of it (20.10 has 126 for
+/// all, later ones 127 for what is missing), and with the reason.
+#[test]
+fn exec_cannot_start_what_runc_cannot() {
+    let (ours, runc) = (Container::idle([]), Container::idle(["--runtime", "runc"]));
+    for (options, command, reason) in [
+        (["-w", "/"], "no-such-command", "executable file not found in $PATH"),
+        (["-w", "/"], "/no/such/file", "no such file or directory"),
+        (["-w", "/"], "/etc/passwd", "permission denied"),
+        (["-w", "/no/such"], "true", "no such file or directory"),
+    ] {
+        let expected = runc.exec_with(options, &[command]).run();
+        let output = ours.exec_with(options, &[command]).run().expect(expected.code);
+        for said in [expected.both(), output.both()] {
+            assert!(said.contains(reason), "{command}: {reason} not in {said}");
+        }
+    }
+    ours.sh("true").expect(0);
 }
 
 /// A command that ignores TERM when its time is over is killed after the grace of five seconds.
@@ -74,7 +94,6 @@ fn exec_user_directory_and_environment() {
     let expected = "uid=1000(user) gid=1000(user) groups=1000(user),2000(extra)\n/home/user\nrun exec /home/user";
     assert_eq!(output, expected);
     assert_eq!(container.exec_with(["-u", "77:88"], &["sh", "-c", "id -u; id -g"]).ok(), "77\n88");
-    container.exec_with(["-w", "/no/such"], &["true"]).run().expect(127);
 }
 
 /// Variables that are for the runtime do not reach the command.

@@ -34,7 +34,7 @@ fn every_kind_of_end_is_told() {
     assert_eq!(result::end(&container.show()).0, "timeout");
     container.exec_with([], &["dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"]).run().expect(137);
     assert_eq!(result::end(&container.show()).0, "oom");
-    container.exec_with([], &["no-such-command"]).run().expect(127);
+    assert_ne!(container.exec_with([], &["no-such-command"]).run().code, 0);
     let error = container.show();
     assert_eq!(result::end(&error).0, "error", "{error}");
     assert!(error["end"]["message"].as_str().is_some_and(|m| m.contains("no-such-command")), "{error}");

@@ -150,7 +150,11 @@ pub fn podman() -> &'static Podman {
             binary().display()
         );
         fs::write(podman.dir.join("containers.conf"), conf).expect("write containers.conf");
-        let storage = "[storage]\ndriver = \"overlay\"\n";
+        let storage = format!(
+            "[storage]\ndriver = \"overlay\"\ngraphroot = \"{}\"\nrunroot = \"{}\"\n",
+            podman.dir.join("storage").display(),
+            podman.run.join("storage").display()
+        );
         fs::write(podman.dir.join("storage.conf"), storage).expect("write storage.conf");
         fs::write(podman.dir.join("policy.json"), r#"{"default": [{"type": "insecureAcceptAnything"}]}"#)
             .expect("write policy.json");
@@ -170,10 +174,6 @@ impl Podman {
         Cmd::new("podman")
             .env("CONTAINERS_CONF", self.dir.join("containers.conf"))
             .env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf"))
-            .arg("--root")
-            .arg(self.dir.join("storage"))
-            .arg("--runroot")
-            .arg(self.run.join("storage"))
             .arg("--tmpdir")
             .arg(self.run.join("libpod"))
             .arg("--runtime")
