@@ -22,7 +22,7 @@ fn every_change_is_told_and_undone() {
         "mv /etc/passwd /etc/passwd.old; mv /bin /bin2; mkdir /bin; /bin2/busybox cp -a /bin2/busybox /bin/busybox; /bin2/busybox --install -s /bin",
         "ln /bin/busybox /hard; ln /d/again /d/again2; rm /pipe; mkdir /pipe; cp /bin/busybox /bin/copy",
         "cd /d; : >'.wh.again'; : >'a,b:c'; mkdir 'x\\y'; : >\"$(printf 'new\\nline')\"; rm again",
-        "dd if=/dev/zero of=/sparse bs=1 count=1 seek=100000000 2>/dev/null; mv /d/again2 /d/third",
+        "dd if=/dev/zero of=/sparse bs=1 count=1 seek=5000000 2>/dev/null; mv /d/again2 /d/third",
     ];
     let mut states: Vec<Tree> = vec![walk(&bundle.rootfs)];
     for (n, script) in scripts.iter().enumerate() {
