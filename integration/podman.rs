@@ -32,7 +32,7 @@ impl Container {
     }
 
     fn agentsbx<const N: usize>(&self, args: [&str; N]) -> Cmd {
-        Cmd::new(binary()).arg("--store").arg(&self.podman.store).args(args)
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.podman.store).args(args)
     }
 
     #[track_caller]

@@ -74,7 +74,12 @@ impl<'e> Bundle<'e> {
             self.id,
             self.dir.display()
         );
-        let output = Cmd::new("sh").arg("-c").arg(line).arg(super::env::binary()).run();
+        let output = Cmd::new("sh")
+            .arg("-c")
+            .arg(line)
+            .arg(super::env::binary())
+            .env("AGENTSBX_CONFIG", &process().config)
+            .run();
         let said = fs::read_to_string(self.dir.join("out")).unwrap_or_default();
         assert_eq!(output.code, 0, "run --detach: {said}");
     }

@@ -27,6 +27,8 @@ pub struct Process {
     pub cgroup: String,
     /// The daemons' output.
     pub logs: PathBuf,
+    /// A configuration file without a word in it, so that the host's own has no say.
+    pub config: PathBuf,
     // Its stdin is the pipe whose end tells it to put everything away; held, never used.
     _guard: Child,
 }
@@ -45,6 +47,8 @@ pub fn process() -> &'static Process {
         for dir in [&run, &data, &logs] {
             fs::create_dir_all(dir).expect("make a directory");
         }
+        let config = data.join("config.toml");
+        fs::write(&config, "").expect("write a configuration");
         let log = fs::File::create(logs.join("guard.log")).expect("make the guard's log");
         let guard = Command::new("setsid")
             .arg(repository().join("hack/guard.sh"))
@@ -55,7 +59,7 @@ pub fn process() -> &'static Process {
             .stderr(log)
             .spawn()
             .expect("start hack/guard.sh");
-        Process { run, data, cgroup, logs, _guard: guard }
+        Process { run, data, cgroup, logs, config, _guard: guard }
     })
 }
 
@@ -99,7 +103,8 @@ impl Env {
 
     /// An `agentsbx` command with this environment's root and store.
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        Cmd::new(binary()).args([&"--root".into(), &self.root, &"--store".into(), &self.store]).args(args)
+        let places = [&"--root".into(), &self.root, &"--store".into(), &self.store];
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).args(places).args(args)
     }
 
     /// Runs `agentsbx` with this environment's root and store.
