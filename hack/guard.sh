@@ -61,6 +61,12 @@ for _ in $(seq 50); do
     sleep 0.1
 done
 
+# Shims that were killed leave their sockets in a directory that all containerds of the host share.
+cat "$run"/containerd/io.containerd.runtime.v2.task/*/*/address 2>/dev/null | grep -o '/run/containerd/s/[0-9a-f]*' |
+    while read -r socket; do
+        rm -f "$socket"
+    done
+
 # Mount points below the two directories, the deepest first. \040 and the like stay as they are: ours have none.
 awk -v run="$run/" -v data="$data/" 'index($5, run) == 1 || index($5, data) == 1 { print $5 }' /proc/self/mountinfo |
     sort -r | while read -r point; do

@@ -267,3 +267,65 @@ fn a_removed_container_leaves_no_layers() {
     container.verb(["rm", "--force"]).ok();
     assert_eq!(find(), "");
 }
+
+/// A health check every second is an exec like any other, and leaves the container at its generation.
+#[test]
+fn health_checks_make_no_generation() {
+    let options = ["--health-cmd", "test -e /bin/sh", "--health-interval", "1s", "--health-start-period", "0s"];
+    let container = Container::idle(options);
+    container.sh("echo x >/x").expect(0);
+    wait_until("a healthy container", Duration::from_secs(30), || {
+        container.inspect("{{.State.Health.Status}}") == "healthy"
+    });
+    std::thread::sleep(Duration::from_secs(3));
+    container.sh("echo y >/y").expect(0);
+    let written: Vec<_> = container.results().into_iter().filter(|r| result::disposition(r) == "committed").collect();
+    assert_eq!(written.iter().map(result::head).collect::<Vec<_>>(), [1, 2], "{written:#?}");
+    let log = container.verb(["inspect", "--format", "{{json .State.Health.Log}}"]).ok();
+    assert!(!log.contains("\"ExitCode\":1"), "{log}");
+}
+
+/// A user without root works in its layer as in the image: its own files are its own, others' are not to be written.
+#[test]
+fn a_user_without_root_works_in_its_layer() {
+    let container = Container::idle(["--user", "user"]);
+    let before = walk(&container.merged());
+    container.sh("cd; echo mine >file; mkdir dir; chmod 700 dir; echo x >/tmp/x").expect(0);
+    container.sh("echo x >/etc/passwd").expect(1);
+    container.sh("rm -f /bin/vi").expect(1);
+    let result = container.results().into_iter().find(|r| r["args"].to_string().contains("mine")).expect("a result");
+    assert_eq!(result["user"], serde_json::json!({"uid": 1000, "gid": 1000}), "{result}");
+    assert_eq!(container.sh("stat -c '%U %a' /home/user/file /home/user/dir").ok(), "user 644\nuser 700");
+    assert_same(&container.diff([]), &before, &walk(&container.merged()));
+    container.agentsbx("rollback", ["0"]).ok();
+    container.sh("ls /home/user/file").expect(1);
+}
+
+/// A `shared` exec runs in the first process' own view: what it writes is there at once, and is no generation.
+#[test]
+fn a_shared_exec_has_no_layer() {
+    let container = Container::idle([]);
+    let file = container.merged().join("at-once");
+    let script = "echo x >/at-once; while [ -e /at-once ]; do sleep 0.05; done";
+    let exec = container.exec_with(["-e", "AGENTSBX_LAYER=shared"], &["sh", "-c", script]).spawn();
+    wait_until("the file", Duration::from_secs(10), || file.exists());
+    fs::remove_file(&file).expect("unlink");
+    assert!(exec.wait_with_output().expect("wait").status.success());
+    let result = container.show();
+    assert_eq!(result::disposition(&result), "shared");
+    assert_eq!(result::head(&result), 0);
+}
+
+/// A container that is stopped while layers are still stacked has them in its root filesystem when it starts again.
+#[test]
+fn stop_settles_what_is_stacked() {
+    let container = Container::idle([]);
+    let blocker = container.exec_with([], &["sleep", "100003"]).spawn();
+    wait_until("the exec", Duration::from_secs(10), || container.verb(["top"]).run().stdout.contains("100003"));
+    container.sh("echo stacked >/stacked; rm /bin/vi").expect(0);
+    assert_eq!(container.sh("cat /stacked").ok(), "stacked");
+    container.verb(["stop", "--time", "1"]).ok();
+    assert!(!blocker.wait_with_output().expect("wait").status.success());
+    container.verb(["start"]).ok();
+    assert_eq!(container.sh("cat /stacked; ls /bin/vi 2>&1 | grep -c such").ok(), "stacked\n1");
+}
