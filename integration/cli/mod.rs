@@ -1,6 +1,7 @@
 //! The command line itself, on a busybox bundle, without any engine.
 
 mod exec;
+mod hostile;
 mod layers;
 mod leaks;
 mod recovery;
