@@ -14,7 +14,7 @@ fn a_killed_supervisor_is_repaired() {
     let env = Env::new();
     let bundle = Bundle::running(&env);
     let mounts = mounts_below(&env.dir).len();
-    let script = "echo work >/work; (setsid sleep 65432 &); touch /dev/shm/ready; sleep 65433";
+    let script = "echo done >/done; (setsid sleep 65432 &); touch /dev/shm/ready; sleep 65433";
     let mut supervisor = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
     wait_until("the exec", Duration::from_secs(10), || {
         bundle.sh_with(["--layer", "discard"], "ls /dev/shm/ready").code == 0
@@ -22,7 +22,7 @@ fn a_killed_supervisor_is_repaired() {
     supervisor.kill().expect("kill");
     supervisor.wait().expect("wait");
     // The next command on the container does it by the way.
-    bundle.sh("ls /work").expect(1);
+    bundle.sh("ls /done").expect(1);
     let processes = bundle.exec(["ps"]).ok();
     assert!(!processes.contains("6543"), "{processes}");
     assert_eq!(mounts_below(&env.dir).len(), mounts);
@@ -31,7 +31,7 @@ fn a_killed_supervisor_is_repaired() {
     assert_eq!(result::disposition(aborted), "aborted");
     // What it had done is not lost.
     env.ok(["commit", &bundle.id, result::exec(aborted)]);
-    assert_eq!(bundle.sh("cat /work").ok(), "work");
+    assert_eq!(bundle.sh("cat /done").ok(), "done");
 }
 
 /// Killed at random points of its life, never does an exec lose what was committed or leave the container unfit for work.
