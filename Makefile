@@ -1,0 +1,45 @@
+# agentsbx. `make demo` shows what it does, `make test` proves it, `make install` puts it on this machine.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+
+.PHONY: help setup demo check test install uninstall docs
+
+help:
+	@echo 'make setup      install the Debian packages that building and testing need (as root)'
+	@echo 'make demo       build, and show the main things on a small root filesystem, without any engine'
+	@echo 'make check      formatting, lints, shell scripts'
+	@echo 'make test       every test: as root, with engines of their own'
+	@echo 'make docs       the API documentation, in target/doc'
+	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
+	@echo 'make uninstall  take all of that away again'
+
+setup:
+	@command -v $(CARGO) >/dev/null || { echo 'no cargo: install Rust 1.88 or later first (rustup does it)' >&2; exit 1; }
+	@hack/deps.sh
+
+demo:
+	@hack/deps.sh build demo
+	@hack/demo.sh
+
+check:
+	@hack/deps.sh build check
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	shellcheck hack/*.sh .ci/run
+
+test: setup
+	@hack/images.sh
+	$(CARGO) build
+	$(CARGO) test --lib --bins
+	$(CARGO) test --test integration
+
+docs:
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
+
+install:
+	@hack/install.sh install '$(PREFIX)' '$(DESTDIR)'
+
+uninstall:
+	@hack/install.sh uninstall '$(PREFIX)' '$(DESTDIR)'

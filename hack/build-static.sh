@@ -1,0 +1,10 @@
+#!/bin/sh
+# Builds the release binary, linked statically, and prints its path.
+set -eu
+cd "$(dirname "$0")/.."
+
+host=$(rustc -vV | sed -n 's/^host: //p')
+LIBSECCOMP_LIB_PATH=$(pkg-config --variable=libdir libseccomp)
+export LIBSECCOMP_LIB_PATH LIBSECCOMP_LINK_TYPE=static RUSTFLAGS="-C target-feature=+crt-static"
+cargo build --release --bins --target "$host" >&2
+echo "$PWD/target/$host/release/agentsbx"

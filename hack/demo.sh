@@ -1,0 +1,125 @@
+#!/bin/sh
+# Shows the main things on a small root filesystem, without any engine, and puts everything away again.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/.." && pwd)
+if [ "$(id -u)" != 0 ]; then
+    echo "make demo needs root: it makes a container" >&2
+    exit 1
+fi
+(cd "$root" && cargo build --release --bin agentsbx)
+"$here/images.sh" busybox
+
+# Everything that the demonstration makes is below here, but for its sockets and cgroups.
+work=$(mktemp -d "$root/target/demo.XXXXXX")
+state=/run/agentsbx-demo-$$
+mkdir -p "$work/bin" "$work/bundle/rootfs"
+cat >"$work/bin/agentsbx" <<WRAPPER
+#!/bin/sh
+exec '$root/target/release/agentsbx' --root '$state' --store '$work/store' "\$@"
+WRAPPER
+chmod 755 "$work/bin/agentsbx"
+PATH=$work/bin:$PATH
+
+cleanup() {
+    agentsbx delete --force demo >/dev/null 2>&1 || true
+    rm -rf --one-file-system "$work" "$state"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+if [ -t 1 ]; then
+    bold=$(printf '\033[1m') dim=$(printf '\033[2m') off=$(printf '\033[0m')
+else
+    bold="" dim="" off=""
+fi
+
+say() {
+    printf '\n%s# %s%s\n' "$dim" "$*" "$off"
+}
+
+# shown COMMAND…: the command as one would type it.
+shown() {
+    line=""
+    for word in "$@"; do
+        case $word in
+        *[!a-zA-Z0-9_./=@:,-]* | "") line="$line '$word'" ;;
+        *) line="$line $word" ;;
+        esac
+    done
+    printf '%s$%s%s\n' "$bold" "$line" "$off"
+}
+
+# run COMMAND…: shows it, then runs it. A command that should fail has its code printed.
+run() {
+    shown "$@"
+    code=0
+    "$@" || code=$?
+    [ $code = 0 ] || echo "(exit code $code)"
+}
+
+say "A bundle: a root filesystem with one static busybox, and a config.json."
+tar -C "$work/bundle/rootfs" -xf "$root/target/images/busybox.tar"
+cd "$work/bundle"
+run agentsbx spec
+sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/; s/^\( *\)"sh"$/\1"sleep", "100000"/' \
+    config.json
+
+say "A container, whose first process only waits."
+run agentsbx run --detach demo </dev/null
+run agentsbx list
+
+say "An exec has a writable layer of its own; when it ends, the layer is committed as generation 1."
+run agentsbx exec demo sh -c 'echo hello >/root/note; rm -r /home; chmod 600 /etc/group'
+run agentsbx diff demo
+say "The next exec sees it."
+run agentsbx exec demo cat /root/note
+
+say "What it changed, how it ended, what it cost."
+run agentsbx show demo
+
+say "discard: the command runs as ever, and leaves nothing."
+run agentsbx exec --layer discard demo sh -c 'rm -rf /bin /etc; echo "all gone, or so it seems"'
+run agentsbx exec demo ls /bin/sh
+
+say "hold: nobody sees it until it is committed."
+run agentsbx exec --layer hold demo sh -c 'echo draft >/root/draft'
+run agentsbx exec demo ls /root/draft
+held=$(agentsbx log demo --json | grep -o '"exec": *"[0-9A-Z]*"[^}]*"disposition": *"held"' | head -n 1 | cut -d'"' -f4 || true)
+if [ -n "$held" ]; then
+    run agentsbx commit demo "$held"
+    run agentsbx exec demo cat /root/draft
+fi
+
+say "Twenty at a time, each its own file: nothing is lost."
+shown "for n in 1 … 20: agentsbx exec demo sh -c 'echo \$n >/root/file\$n' &"
+pids=""
+for n in $(seq 20); do
+    agentsbx exec demo sh -c "echo $n >/root/file$n" &
+    pids="$pids $!"
+done
+for pid in $pids; do wait "$pid"; done
+run agentsbx exec demo sh -c 'ls /root | grep -c file'
+
+say "Two that write the same file: one commits, the other would lose an update and is held as a conflict."
+shown "two at once: agentsbx exec demo sh -c '…; echo mine >/root/note'"
+for n in 1 2; do
+    agentsbx exec demo sh -c "touch /dev/shm/$n; while [ \$(ls /dev/shm | wc -l) -lt 2 ]; do sleep 0.02; done; echo from $n >/root/note" &
+    eval "pid$n=$!"
+done
+# shellcheck disable=SC2154 # set by eval
+wait "$pid1" && wait "$pid2"
+
+say "The history."
+run agentsbx log demo
+
+say "Back to the clean image, in milliseconds; and forward again."
+run agentsbx rollback demo 0
+run agentsbx exec demo sh -c 'ls /root; ls -d /home'
+run agentsbx rollback demo 1
+run agentsbx exec demo cat /root/note
+
+say "The end: the container goes, and its layers with it."
+run agentsbx delete --force demo
+run agentsbx list

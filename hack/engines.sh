@@ -1,0 +1,80 @@
+#!/bin/sh
+# Starts a containerd and a dockerd that share nothing with the host's: own sockets, state, images, cgroups and, with
+# the bridge that belongs to it, an own network namespace. Returns when both answer; hack/guard.sh ends them.
+#
+#   hack/engines.sh RUN DATA CGROUP LOGS RUNTIME STORE
+#
+# RUN      short directory for sockets and state (a socket's path has 108 bytes)
+# DATA     images and containers, on a filesystem that can hold overlay uppers
+# CGROUP   parent of the containers' cgroups, such as /agentsbx-it-123
+# LOGS     where the daemons' output goes
+# RUNTIME  the agentsbx binary, registered as Docker's default runtime; runc stays registered beside it
+# STORE    its store
+#
+# docker -H unix://RUN/docker.sock …, ctr -a RUN/containerd.sock …
+set -eu
+
+if [ $# != 6 ]; then
+    sed -n '5,14s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+run=$1 data=$2 cgroup=$3 logs=$4 runtime=$5 store=$6
+
+if [ -z "${AGENTSBX_IT_NETNS:-}" ]; then
+    exec env AGENTSBX_IT_NETNS=1 unshare --net "$0" "$@"
+fi
+
+# Debian's own programs, whatever else is installed on the machine.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mkdir -p "$run" "$data" "$logs"
+ip link set lo up
+
+cat >"$run/containerd.toml" <<TOML
+version = 2
+root = "$data/containerd"
+state = "$run/containerd"
+oom_score = 0
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "$run/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "$data/opt"
+TOML
+cat >"$run/daemon.json" <<JSON
+{
+  "runtimes": { "agentsbx": { "path": "$runtime", "runtimeArgs": ["--store", "$store"] } },
+  "default-runtime": "agentsbx",
+  "data-root": "$data/docker",
+  "exec-root": "$run/docker",
+  "pidfile": "$run/dockerd.pid",
+  "hosts": ["unix://$run/docker.sock"],
+  "containerd": "$run/containerd.sock",
+  "cgroup-parent": "$cgroup/docker",
+  "exec-opts": ["native.cgroupdriver=cgroupfs"],
+  "storage-driver": "overlay2",
+  "oom-score-adjust": 0,
+  "bip": "172.31.253.1/24"
+}
+JSON
+
+# answers SECONDS COMMAND…: waits until the command succeeds.
+answers() {
+    tries=$(($1 * 10))
+    shift
+    while [ $tries -gt 0 ]; do
+        if "$@" >/dev/null 2>&1; then
+            return 0
+        fi
+        sleep 0.1
+        tries=$((tries - 1))
+    done
+    echo "no answer from: $*; the logs are in $logs" >&2
+    tail -n 20 "$logs"/containerd.log "$logs"/dockerd.log >&2 || true
+    return 1
+}
+
+setsid containerd --config "$run/containerd.toml" </dev/null >"$logs/containerd.log" 2>&1 &
+echo $! >"$run/containerd.pid"
+answers 60 ctr --address "$run/containerd.sock" version
+setsid dockerd --config-file "$run/daemon.json" </dev/null >"$logs/dockerd.log" 2>&1 &
+answers 120 docker -H "unix://$run/docker.sock" version

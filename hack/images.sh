@@ -1,0 +1,104 @@
+#!/bin/sh
+# Builds the test images, once, below target/images (or $AGENTSBX_IMAGES); prints nothing but progress on stderr.
+#
+#   hack/images.sh [busybox] [debian]       (default: both)
+#
+# busybox.tar         root filesystem of one static busybox, as a plain tar
+# busybox.image.tar   the same as localhost/agentsbx-test/busybox:latest, for docker, ctr and podman to load
+# debian.image.tar    the host's own Debian suite with python3, pip, git, gcc and make, as
+#                     localhost/agentsbx-test/debian:latest (half a gigabyte, so not kept as a plain tar too)
+# agentsbx_probe-1.0-py3-none-any.whl   a wheel with one module, for pip to install without a network
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+out=${AGENTSBX_IMAGES:-$here/../target/images}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+
+# One builder at a time: tests of several processes may ask at once.
+exec 9>"$out/.lock"
+flock 9
+
+scratch=$(mktemp -d "$out/.build.XXXXXX")
+trap 'rm -rf --one-file-system "$scratch"' EXIT
+
+# image NAME: NAME.image.tar from the scratch NAME.tar. The rename is last: what has its name is whole.
+image() {
+    python3 "$here/image.py" "$scratch/$1.tar" "localhost/agentsbx-test/$1:latest" "$scratch/$1.image.tar"
+    mv "$scratch/$1.image.tar" "$out/$1.image.tar"
+}
+
+build_busybox() {
+    [ -e "$out/busybox.tar" ] && return
+    root=$scratch/busybox
+    for dir in bin dev etc home/user lib mnt proc root run sbin sys tmp usr/bin usr/sbin var/tmp; do
+        mkdir -p "$root/$dir"
+    done
+    install -m 755 "$(command -v busybox)" "$root/bin/busybox"
+    for applet in $("$root/bin/busybox" --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
+    done
+    printf 'root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n' >"$root/etc/passwd"
+    printf 'root:x:0:\nuser:x:1000:\nextra:x:2000:user\n' >"$root/etc/group"
+    chmod 1777 "$root/tmp" "$root/var/tmp"
+    chmod 700 "$root/root"
+    chown 1000:1000 "$root/home/user"
+    tar -C "$root" --numeric-owner --sort=name --mtime=@0 -cf "$scratch/busybox.tar" .
+    image busybox
+    mv "$scratch/busybox.tar" "$out/busybox.tar"
+}
+
+# The mirror and the suite are those that the host itself is installed from: whoever runs this can reach them.
+mirror() {
+    python3 - "$1" <<'PY'
+import glob, re, sys
+suite = sys.argv[1]
+for path in ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*"))]:
+    try:
+        text = open(path).read()
+    except OSError:
+        continue
+    for line in text.splitlines():
+        found = re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s", line)
+        if found and found.group(2) == suite:
+            sys.exit(print(found.group(1)))
+    for stanza in re.split(r"\n\s*\n", text):
+        field = dict(re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*)$", stanza))
+        if suite in field.get("Suites", "").split() and "deb" in field.get("Types", "").split():
+            sys.exit(print(field["URIs"].split()[0]))
+sys.exit(f"no mirror for {suite} in /etc/apt/sources.list*")
+PY
+}
+
+build_debian() {
+    [ -e "$out/debian.image.tar" ] && return
+    # shellcheck source=/dev/null
+    suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    url=$(mirror "$suite")
+    if [ -z "${http_proxy:-}" ]; then
+        proxy=""
+        eval "$(apt-config shell proxy Acquire::http::Proxy)"
+        [ -z "$proxy" ] || export http_proxy="$proxy"
+    fi
+    echo "hack/images.sh: building the Debian test image ($suite), about two minutes" >&2
+    if ! debootstrap --variant=minbase --include=python3,python3-pip,git,gcc,libc6-dev,make \
+        "$suite" "$scratch/debian" "$url" >"$out/debian.log" 2>&1; then
+        tail -20 "$out/debian.log" >&2
+        exit 1
+    fi
+    rm -rf "$scratch"/debian/var/cache/apt/archives/*.deb "$scratch"/debian/var/lib/apt/lists/* "$scratch"/debian/dev/*
+    tar -C "$scratch/debian" --numeric-owner --one-file-system -cf "$scratch/debian.tar" .
+    image debian
+}
+
+[ -e "$out/agentsbx_probe-1.0-py3-none-any.whl" ] || python3 "$here/image.py" --wheel "$out"
+[ $# -gt 0 ] || set -- busybox debian
+for name in "$@"; do
+    case $name in
+    busybox | debian) "build_$name" ;;
+    *)
+        echo "usage: hack/images.sh [busybox] [debian]" >&2
+        exit 2
+        ;;
+    esac
+done

@@ -1,0 +1,199 @@
+//! `agentsbx exec` in the foreground, without an engine between.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::bundle::Bundle;
+use crate::support::{Cmd, Env, result};
+
+/// The command's code, 128 + a signal's number, 124 for a timeout; runc's 255 with runc's words when it cannot start.
+#[test]
+fn exec_has_all_exit_codes() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("exit 0").expect(0);
+    bundle.sh("exit 3").expect(3);
+    bundle.sh("kill -KILL $$").expect(137);
+    bundle.sh("kill -TERM $$").expect(143);
+    bundle.sh_with(["--timeout", "1"], "sleep 1000").expect(124);
+    for (command, words) in [
+        ("no-such-command", "executable file not found in $PATH"),
+        ("/no/such/file", "no such file or directory"),
+        ("/etc/passwd", "permission denied"),
+    ] {
+        let output = bundle.exec([command]).expect(255);
+        assert!(output.stderr.contains(words), "{words} not in {}", output.stderr);
+    }
+    assert_eq!(bundle.state()["status"], "running");
+}
+
+/// Input, output and the streams' separation.
+#[test]
+fn exec_carries_stdio() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let output = env.cmd(["exec", &bundle.id, "sh", "-c", "cat; echo err >&2"]).stdin("in\n").run().expect(0);
+    assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("in\n", "err\n"));
+}
+
+/// A process that the supervisor left with the command's output open would keep a reader waiting: it does not.
+#[test]
+fn background_children_do_not_hold_the_output() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let output = bundle.sh("sleep 54321 & (setsid sleep 54322 &); echo started").expect(0);
+    assert_eq!(output.stdout, "started\n");
+    assert!(output.took < Duration::from_secs(5), "{:?}", output.took);
+    assert!(!bundle.exec(["ps"]).ok().contains("5432"));
+    assert!(!fs::read_dir("/proc").expect("read /proc").flatten().any(|process| {
+        fs::read(process.path().join("cmdline")).is_ok_and(|text| text.starts_with(b"sleep\x005432"))
+    }));
+}
+
+/// A system call that the bundle's filter refuses is refused to an exec, with `noNewPrivileges` true, false and absent.
+#[test]
+fn exec_is_filtered_by_seccomp() {
+    for no_new_privileges in [json!(true), json!(false), json!(null)] {
+        let env = Env::new();
+        let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+        match no_new_privileges.as_bool() {
+            Some(value) => bundle.config["process"]["noNewPrivileges"] = value.into(),
+            None => drop(bundle.config["process"].as_object_mut().expect("process").remove("noNewPrivileges")),
+        }
+        bundle.config["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]
+        });
+        bundle.start();
+        assert_eq!(bundle.exec(["grep", "Seccomp:", "/proc/self/status"]).ok(), "Seccomp:\t2", "{no_new_privileges}");
+        let refused = bundle.exec(["mkdir", "/made"]).expect(1);
+        assert!(refused.stderr.contains("Operation not permitted"), "{}", refused.stderr);
+    }
+}
+
+/// In a container with a user namespace an exec is in that namespace; root there is not the host's.
+#[test]
+fn exec_joins_the_user_namespace() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    let map = json!([{"containerID": 0, "hostID": 100000, "size": 65536}]);
+    bundle.config["linux"]["uidMappings"] = map.clone();
+    bundle.config["linux"]["gidMappings"] = map;
+    bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces").push(json!({"type": "user"}));
+    Cmd::new("chown").args(["-R", "100000:100000"]).arg(&bundle.rootfs).ok();
+    bundle.start();
+    let seen = bundle.sh("id -u; cat /proc/self/uid_map; readlink /proc/self/ns/user").ok();
+    let lines: Vec<&str> = seen.lines().collect();
+    assert_eq!(lines[0], "0");
+    assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["0", "100000", "65536"]);
+    let pid = bundle.state()["pid"].as_i64().expect("a pid");
+    let first = fs::read_link(format!("/proc/{pid}/ns/user")).expect("readlink");
+    assert_eq!(lines[2], first.to_string_lossy());
+    bundle.sh("echo x >/x; rm /bin/vi; mkdir /d; chown 5:6 /d").expect(0);
+    assert_eq!(bundle.sh("stat -c %u:%g /x /d; ls /bin/vi 2>&1 | grep -c such").ok(), "0:0\n5:6\n1");
+    assert_eq!(
+        fs::symlink_metadata(bundle.rootfs.join("d")).map(|m| std::os::unix::fs::MetadataExt::uid(&m)).ok(),
+        Some(100005)
+    );
+}
+
+/// The flags that runc has: user, groups, directory, environment, and the whole process from a file.
+#[test]
+fn exec_has_runcs_flags() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let options = ["--user", "1000:1000", "--additional-gids", "77", "--cwd", "/tmp", "--env", "A=1"];
+    let output = bundle.sh_with(options, "id -u; id -G; pwd; echo $A").ok();
+    assert_eq!(output, "1000\n1000 77\n/tmp\n1");
+    let process = json!({
+        "args": ["sh", "-c", "id -u; pwd; echo $B; ulimit -n"], "cwd": "/bin", "env": ["PATH=/bin", "B=2"],
+        "user": {"uid": 7, "gid": 8}, "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 99, "hard": 99}]
+    });
+    let file = env.dir.join("process.json");
+    fs::write(&file, process.to_string()).expect("write");
+    let output = env.cmd(["exec", "--process"]).arg(&file).arg(&bundle.id).run().ok();
+    assert_eq!(output, "7\n/bin\n2\n99");
+    let output = bundle.sh_with(["--cwd", "/no/such"], "true").expect(255);
+    assert!(output.stderr.contains("no such file or directory"), "{}", output.stderr);
+}
+
+/// Detached: the pid file is whole when the command returns, and the pid is a live process.
+#[test]
+fn exec_detached_writes_a_pid_file() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    for n in 0..20 {
+        let file = env.dir.join(format!("pid{n}"));
+        let cmd = env.cmd(["exec", "--detach", "--pid-file"]).arg(&file).args([&bundle.id, "sleep", "0.3"]);
+        cmd.run().expect(0);
+        let pid: u32 = fs::read_to_string(&file).expect("read").parse().expect("digits and nothing else");
+        assert!(fs::metadata(format!("/proc/{pid}")).is_ok(), "{pid}");
+    }
+}
+
+/// What is refused, in runc's words: a container that is unknown, paused, stopped; nothing to run; a relative directory.
+#[test]
+fn exec_refuses_in_runcs_words() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let refused = |output: crate::support::Output, words: &str| {
+        let output = output.expect(255);
+        assert!(output.stderr.contains(words), "{words} not in {}", output.stderr);
+    };
+    refused(env.run(["exec", "no-such", "true"]), "container does not exist");
+    refused(bundle.sh_with(["--cwd", "relative"], "true"), "Cwd must be an absolute path");
+    env.ok(["pause", &bundle.id]);
+    refused(bundle.sh("true"), "cannot exec in a paused container");
+    env.ok(["resume", &bundle.id]);
+    bundle.sh("true").expect(0);
+    env.ok(["kill", &bundle.id, "KILL"]);
+    crate::support::wait_until("the end", Duration::from_secs(10), || bundle.state()["status"] == "stopped");
+    refused(bundle.sh("true"), "cannot exec in a stopped container");
+}
+
+/// With `--log`, a failure is exactly one line of JSON, as podman needs it.
+#[test]
+fn a_failure_is_one_line_of_json() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let log = env.dir.join("log.json");
+    let cmd = env.cmd(["--log"]).arg(&log).args(["--log-format", "json", "exec", &bundle.id, "no-such-command"]);
+    cmd.run().expect(255);
+    let text = fs::read_to_string(&log).expect("read");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let line: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(line["level"], "error");
+    assert!(line["msg"].as_str().is_some_and(|m| m.contains("executable file not found in $PATH")), "{line}");
+    assert!(line["time"].as_str().is_some_and(|t| t.contains('T')), "{line}");
+}
+
+/// The supervisor hands on the signals that it gets.
+#[test]
+fn exec_forwards_signals() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let script = "trap 'echo got; exit 9' TERM; touch /dev/shm/ready; while :; do sleep 0.1; done";
+    let child = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
+    crate::support::wait_until("ready", Duration::from_secs(10), || bundle.exec(["ls", "/dev/shm/ready"]).code == 0);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .expect("kill");
+    let output = child.wait_with_output().expect("wait");
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(9), b"got\n".as_slice()));
+}
+
+/// `--result` writes the result document to a file of the caller's, the same that `show --json` prints.
+#[test]
+fn result_goes_to_a_file() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let file = env.dir.join("result.json");
+    let cmd = env.cmd(["exec", "--result"]).arg(&file).args([&bundle.id, "sh", "-c", "echo x >/x; exit 4"]);
+    cmd.run().expect(4);
+    let text = fs::read_to_string(&file).expect("read");
+    let written: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(written, bundle.show());
+    assert_eq!(result::end(&written), ("exited", Some(4)));
+    assert_eq!(written["container"], bundle.id.as_str());
+}

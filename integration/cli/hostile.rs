@@ -1,0 +1,110 @@
+//! Commands that mean harm, or are merely odd: nothing of theirs reaches the host or stays.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use crate::support::bundle::Bundle;
+use crate::support::{Env, result, wait_until};
+
+/// The first process swaps a directory for a link out of the root again and again, while layers with files in that
+/// directory are settled: not one lands outside.
+#[test]
+fn a_swapped_directory_does_not_lead_the_settle_astray() {
+    let env = Env::new();
+    let outside = env.dir.join("outside");
+    fs::create_dir(&outside).expect("mkdir");
+    let swap = format!(
+        "mkdir /a; while :; do mv /a /b; ln -s {} /a; ln -s ../../../../../../../../../../{} /c; rm /a /c; mv /b /a; done",
+        outside.display(),
+        outside.display()
+    );
+    let bundle = Bundle::new(&env, ["sh", "-c", &swap]);
+    bundle.start();
+    wait_until("the first swap", Duration::from_secs(10), || {
+        fs::symlink_metadata(bundle.rootfs.join("a")).is_ok_and(|m| m.is_symlink())
+    });
+    for n in 0..40 {
+        // The directory may be away just now: the exec then fails, or is in conflict, but never on the host.
+        bundle.sh(&format!("echo evil >/a/file{n}; mkdir -p /a/dir{n}; ln -sf {}/x /a/link{n}", outside.display()));
+        assert_eq!(fs::read_dir(&outside).expect("readdir").count(), 0, "after {n}");
+    }
+    assert_eq!(bundle.state()["status"], "running");
+}
+
+/// Processes that keep making others are all gone when their exec is over its time.
+#[test]
+fn runaway_processes_are_all_ended() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    bundle.config["linux"]["resources"]["pids"] = serde_json::json!({"limit": 200});
+    bundle.start();
+    let script = "while :; do (setsid sh -c 'trap \"\" TERM HUP; while :; do sleep 7654; done' &) 2>/dev/null; done";
+    bundle.sh_with(["--timeout", "2"], script).expect(124);
+    wait_until("an exec with processes to spare", Duration::from_secs(10), || {
+        bundle.exec(["ps"]).stdout.lines().filter(|line| !line.contains("ps")).count() == 2
+    });
+    let result = result::in_bundle(&bundle.dir).into_iter().find(|r| r["args"].to_string().contains("7654"));
+    let killed = result.expect("a result")["survivorsKilled"].as_u64();
+    assert!(killed.is_some_and(|n| n > 10), "{killed:?}");
+}
+
+/// Odd arguments reach the command as they are, whatever they are the command runs, and the result is still JSON.
+#[test]
+fn odd_arguments_come_through() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let dump = |arg: &[u8]| {
+        let script = "printf %s \"$1\" | od -An -tx1";
+        let output =
+            env.cmd(["exec", &bundle.id, "sh", "-c", script, "sh"]).arg(OsStr::from_bytes(arg)).run().expect(0);
+        output.stdout.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(dump(b"\n\"\\\x01\xc3\xa4"), "0a 22 5c 01 c3 a4");
+    assert_eq!(bundle.show()["args"][4], "\n\"\\\u{1}ä");
+    // What is no UTF-8 cannot be in an OCI process document: runc hands on U+FFFD in its place.
+    assert!(["ff 41", "ef bf bd 41"].contains(&dump(b"\xffA").as_str()));
+    assert_eq!(result::disposition(&bundle.show()), "empty");
+    let long = "x".repeat(100_000);
+    let script = "printf %s \"$1\" | wc -c";
+    assert_eq!(env.cmd(["exec", &bundle.id, "sh", "-c", script, "sh", &long]).run().ok(), "100000");
+    assert!(bundle.show().to_string().len() < 80_000);
+    assert!(env.ok(["log", &bundle.id]).lines().all(|line| line.len() < 1000), "the log is for people");
+}
+
+/// Output of any size comes through whole, while nobody reads fast.
+#[test]
+fn large_output_is_whole() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let output = bundle.sh("dd if=/dev/zero bs=1M count=16 2>/dev/null | tr '\\0' x; seq 100000 >&2").expect(0);
+    assert_eq!((output.stdout.len(), output.stderr.lines().count()), (16 << 20, 100_000));
+}
+
+/// A first process or an exec that writes `dev.agentsbx` files, `.wh.` names or whiteout-like devices of its own changes
+/// nothing for anybody else.
+#[test]
+fn names_of_ours_are_just_names() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle
+        .sh("mkdir -p /agentsbx/execs; echo '{}' >/agentsbx/execs/x.json; : >/.wh.etc; : >/.wh..wh..opq; mkdir /.wh.d")
+        .expect(0);
+    assert_eq!(bundle.sh("ls -d /etc /.wh.etc /.wh..wh..opq /.wh.d /agentsbx/execs/x.json | wc -l").ok(), "5");
+    assert_eq!(result::in_bundle(&bundle.dir).len(), 2);
+    // A character device 0:0 is overlayfs' own mark: making one is refused, or makes no file to be seen.
+    bundle.sh("mknod /etc/passwd2 c 0 0; ls /etc/passwd").expect(0);
+    assert_eq!(bundle.sh("ls /etc/passwd").ok(), "/etc/passwd");
+}
+
+/// A container that fills its disk gets ENOSPC and nothing else breaks: here a tmpfs stands for the disk.
+#[test]
+fn a_full_disk_is_the_commands_own_trouble() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let output = bundle.sh("dd if=/dev/zero of=/dev/shm/big bs=1M count=100; echo code $?");
+    assert!(output.stdout.contains("code 1") && output.stderr.contains("No space left"), "{}", output.both());
+    bundle.sh("echo x >/x").expect(0);
+    assert_eq!(bundle.sh("cat /x").ok(), "x");
+}

@@ -1,0 +1,190 @@
+//! Layers without an engine: the diff against a full walk, modes by flag and annotation, many at a time.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::support::bundle::Bundle;
+use crate::support::walk::{Tree, assert_same, compare, walk};
+use crate::support::{Env, result};
+
+/// Scripts that change a tree in every way, each an exec of its own, each diff held against a full walk, and each undone.
+#[test]
+fn every_change_is_told_and_undone() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let scripts = [
+        "echo x >/new; mkdir -p /d/e/f; echo y >/d/e/f/y; ln -s /nowhere /link; mkfifo /pipe; : >/empty",
+        "echo more >>/new; echo z >/d/e/f/y; ln -sf /elsewhere /link",
+        "chmod 4755 /new; chown 5:6 /d/e; touch -d @1000000000 /etc/passwd; chmod 0 /d/e/f",
+        "rm -r /d; rm /link; echo file >/d",
+        "rm /d; mkdir /d; echo again >/d/again; rm -r /home; mkdir -p /home/new; echo o >/home/new/o",
+        "mv /etc/passwd /etc/passwd.old; mv /bin /bin2; mkdir /bin; /bin2/busybox cp -a /bin2/busybox /bin/busybox; /bin2/busybox --install -s /bin",
+        "ln /bin/busybox /hard; ln /d/again /d/again2; rm /pipe; mkdir /pipe; cp /bin/busybox /bin/copy",
+        "cd /d; : >'.wh.again'; : >'a,b:c'; mkdir 'x\\y'; : >\"$(printf 'new\\nline')\"; rm again",
+        "dd if=/dev/zero of=/sparse bs=1 count=1 seek=5000000 2>/dev/null; mv /d/again2 /d/third",
+    ];
+    let mut states: Vec<Tree> = vec![walk(&bundle.rootfs)];
+    for (n, script) in scripts.iter().enumerate() {
+        bundle.sh_with(["--env", "PATH=/bin:/bin2"], script).expect(0);
+        let result = bundle.show();
+        assert_eq!(result::disposition(&result), "committed", "{script}");
+        assert_eq!(result::head(&result), n as u64 + 1);
+        let now = walk(&bundle.rootfs);
+        assert_same(&result, &states[n], &now);
+        assert_same(&env.json(["diff", &bundle.id, "--recursive", "--json"]), &states[0], &now);
+        states.push(now);
+    }
+    for n in [4, 7, 0, 9, 2, 6, 1, 8, 3, 5, 9, 0] {
+        env.ok(["rollback", &bundle.id, &n.to_string()]);
+        let different = compare(&states[n], &walk(&bundle.rootfs));
+        assert!(different.is_empty(), "rollback {n}: {different:#?}");
+    }
+}
+
+/// Modes by flag, by annotation, and which of them wins.
+#[test]
+fn modes_come_from_flags_environment_and_annotations() {
+    let env = Env::new();
+    let bundle = Bundle::new(&env, ["sleep", "100000"]).annotate("dev.agentsbx.layer", "discard");
+    bundle.start();
+    let disposition = |options: &[&str]| {
+        env.cmd(["exec"]).args(options).args([&bundle.id, "sh", "-c", "date +%s%N >/x"]).run().expect(0);
+        result::disposition(&bundle.show()).to_owned()
+    };
+    assert_eq!(disposition(&[]), "discarded");
+    assert_eq!(disposition(&["--env", "AGENTSBX_LAYER=hold"]), "held");
+    assert_eq!(disposition(&["--layer", "commit", "--env", "AGENTSBX_LAYER=hold"]), "committed");
+    assert_eq!(disposition(&["--layer", "commit-on-success"]), "committed");
+    assert_eq!(disposition(&["--layer", "shared"]), "shared");
+    let wrong = bundle.sh_with(["--layer", "no-such-mode"], "true");
+    assert_ne!(wrong.code, 0);
+    assert!(wrong.stderr.contains("no-such-mode"), "{}", wrong.stderr);
+}
+
+/// With `settle=never` HEAD lives in the store alone: execs see it, the root filesystem does not.
+#[test]
+fn settle_never_only_stacks() {
+    let env = Env::new();
+    let bundle = Bundle::new(&env, ["sleep", "100000"]).annotate("dev.agentsbx.settle", "never");
+    bundle.start();
+    let before = walk(&bundle.rootfs);
+    for n in 0..30 {
+        bundle.sh(&format!("echo {n} >/n; echo {n} >/file{n}; rm -f /file{}", n - 1)).expect(0);
+    }
+    assert_eq!(bundle.sh("cat /n; ls / | grep file").ok(), "29\nfile29");
+    assert_same(&json!({"changes": []}), &before, &walk(&bundle.rootfs));
+    env.ok(["rollback", &bundle.id, "10"]);
+    assert_eq!(bundle.sh("cat /n; ls / | grep file").ok(), "9\nfile9");
+    let diff = env.json(["diff", &bundle.id, "--json"]);
+    let mut paths: Vec<_> =
+        diff["changes"].as_array().expect("changes").iter().filter_map(|c| c["path"].as_str()).collect();
+    paths.sort_unstable();
+    assert_eq!(paths, ["/file9", "/n"]);
+}
+
+/// Fifty at a time, with the same directory and different files in it: nothing is lost, numbers are never given twice.
+#[test]
+fn fifty_parallel_execs_lose_nothing() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let children: Vec<_> = (0..50)
+        .map(|n| {
+            let script = format!("mkdir -p /shared/dir; echo {n} >/shared/dir/{n}");
+            env.cmd(["exec", &bundle.id, "sh", "-c", &script]).spawn()
+        })
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().expect("wait");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let results = result::in_bundle(&bundle.dir);
+    assert!(results.iter().all(|r| result::disposition(r) == "committed"), "{results:#?}");
+    let mut heads: Vec<_> = results.iter().map(result::head).collect();
+    heads.sort_unstable();
+    assert_eq!(heads, (1..=50).collect::<Vec<_>>());
+    assert_eq!(bundle.sh("ls /shared/dir | wc -l").ok(), "50");
+    let settled = || fs::read_dir(bundle.rootfs.join("shared/dir")).map(|d| d.count()).unwrap_or(0);
+    crate::support::wait_until("the settle", std::time::Duration::from_secs(10), || settled() == 50);
+}
+
+/// What conflicts and what does not, each pair run at once from the same generation.
+#[test]
+fn conflicts_are_found_where_an_update_would_be_lost() {
+    let env = Env::new();
+    for (ours, theirs, conflict) in [
+        ("echo a >/etc/passwd", "echo b >/etc/passwd", Some("/etc/passwd")),
+        ("echo a >/etc/a", "echo b >/etc/b", None),
+        ("rm -r /home", "echo b >/home/user/b", Some("/home")),
+        ("echo a >/home/user/a", "rm -r /home", Some("/home")),
+        ("chmod 600 /etc/group", "echo b >>/etc/group", Some("/etc/group")),
+        ("mkdir /d; echo a >/d/a", "mkdir /d; echo b >/d/b", None),
+        ("mkdir /d; echo a >/d/same", "mkdir /d; echo b >/d/same", Some("/d/same")),
+        ("mv /etc/group /etc/moved", "echo b >>/etc/group", Some("/etc/group")),
+        ("rm /etc/group", "rm /etc/passwd", None),
+        ("rm -r /home; mkdir -p /home/user", "echo b >/home/user/b", Some("/home")),
+    ] {
+        let bundle = Bundle::running(&env);
+        let gate = "while [ ! -e /dev/shm/go ]; do sleep 0.02; done";
+        let late =
+            env.cmd(["exec", &bundle.id, "sh", "-c", &format!("touch /dev/shm/ready; {gate}; {theirs}")]).spawn();
+        crate::support::wait_until("ready", std::time::Duration::from_secs(10), || {
+            bundle.sh_with(["--layer", "discard"], "ls /dev/shm/ready").code == 0
+        });
+        bundle.sh(ours).expect(0);
+        let first = bundle.show();
+        assert_eq!(result::disposition(&first), "committed", "{ours}");
+        bundle.sh_with(["--layer", "discard"], "touch /dev/shm/go").expect(0);
+        assert!(late.wait_with_output().expect("wait").status.success());
+        let results = result::in_bundle(&bundle.dir);
+        let second =
+            results.iter().find(|r| r["args"].to_string().contains("/dev/shm/ready; while")).expect("a result");
+        match conflict {
+            None => assert_eq!(result::disposition(second), "committed", "{ours} | {theirs}: {second}"),
+            Some(path) => {
+                assert_eq!(result::disposition(second), "conflict", "{ours} | {theirs}: {second}");
+                assert!(result::conflicts(second).contains(path), "{ours} | {theirs}: {second}");
+                assert_eq!(second["generation"]["head"], first["generation"]["head"]);
+            }
+        }
+        env.ok(["delete", "--force", &bundle.id]);
+    }
+}
+
+/// An exec that started before a rollback cannot commit onto what it was rolled back to.
+#[test]
+fn a_rollback_meanwhile_is_a_conflict() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo 1 >/n").expect(0);
+    let script = "touch /dev/shm/ready; while [ ! -e /dev/shm/go ]; do sleep 0.02; done; echo late >/late";
+    let late = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
+    crate::support::wait_until("ready", std::time::Duration::from_secs(10), || {
+        bundle.sh_with(["--layer", "discard"], "ls /dev/shm/ready").code == 0
+    });
+    env.ok(["rollback", &bundle.id, "0"]);
+    bundle.sh_with(["--layer", "discard"], "touch /dev/shm/go").expect(0);
+    assert!(late.wait_with_output().expect("wait").status.success());
+    let results = result::in_bundle(&bundle.dir);
+    let second = results.iter().find(|r| r["args"].to_string().contains("late")).expect("a result");
+    assert_eq!(result::disposition(second), "conflict", "{second}");
+    bundle.sh("ls /late /n").expect(1);
+}
+
+/// What execs write goes nowhere but below the root: links that lead out of it are not followed by the settle.
+#[test]
+fn a_settle_never_leaves_the_root() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let outside = env.dir.join("outside");
+    fs::create_dir(&outside).expect("mkdir");
+    let target = outside.display();
+    bundle.sh(&format!("ln -s {target} /out; mkdir /swap; echo x >/swap/file")).expect(0);
+    // A second layer has a directory where the first left a link, and the other way about.
+    bundle.sh(&format!("rm /out; mkdir /out; echo evil >/out/file; rm -r /swap; ln -s {target} /swap")).expect(0);
+    bundle.sh(&format!("rm -r /out; ln -s {target} /out; rm /swap; mkdir /swap; echo evil >/swap/file")).expect(0);
+    for generation in ["1", "2", "3", "0"] {
+        env.ok(["rollback", &bundle.id, generation]);
+        assert_eq!(fs::read_dir(&outside).expect("readdir").count(), 0, "after rollback {generation}");
+    }
+}

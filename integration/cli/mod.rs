@@ -1,0 +1,9 @@
+//! The command line itself, on a busybox bundle, without any engine.
+
+mod exec;
+mod hostile;
+mod layers;
+mod leaks;
+mod recovery;
+mod run;
+mod verbs;

@@ -1,0 +1,117 @@
+//! agentsbx's own verbs: what they print, and how they refuse.
+
+use crate::support::bundle::Bundle;
+use crate::support::{Env, result};
+
+/// `diff` in all its forms says the same.
+#[test]
+fn diff_has_many_forms() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = bundle.id.as_str();
+    bundle.sh("echo new >/new; sed -i s/user/agent/ /etc/passwd; rm /bin/vi").expect(0);
+    let names = env.ok(["diff", id, "--name-only"]);
+    assert_eq!(names.lines().collect::<Vec<_>>(), ["/bin/vi", "/etc/passwd", "/new"]);
+    let plain = env.ok(["diff", id]);
+    for path in ["/bin/vi", "/etc/passwd", "/new"] {
+        assert!(plain.contains(path), "{path} not in {plain}");
+    }
+    let patch = env.ok(["diff", id, "--patch"]);
+    for line in ["-user:x:1000:1000:user:/home/user:/bin/sh", "+agent:x:1000:1000:user:/home/user:/bin/sh", "+new"] {
+        assert!(patch.lines().any(|l| l == line), "{line} not in {patch}");
+    }
+    assert!(!env.ok(["diff", id, "--stat"]).is_empty());
+    let limited = env.ok(["diff", id, "--name-only", "/etc"]);
+    assert_eq!(limited, "/etc/passwd");
+    bundle.sh("rm /new").expect(0);
+    assert!(!env.ok(["diff", id, "--name-only"]).contains("/new"));
+    assert_eq!(env.ok(["diff", id, "1..2", "--name-only"]), "/new");
+    assert_eq!(env.ok(["diff", id, "@-1..@", "--name-only"]), "/new");
+    assert_eq!(env.ok(["diff", id, "2", "--name-only"]), "");
+    assert_eq!(env.json(["diff", id, "--json"])["summary"]["deleted"], 1);
+}
+
+/// A container is found by a unique prefix of its id, whatever runtime root it was made with.
+#[test]
+fn containers_are_found_by_prefix_and_whatever_root() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo x >/x").expect(0);
+    let prefix = &bundle.id[..bundle.id.len() - 1];
+    assert_eq!(env.json(["show", prefix, "--json"])["container"], bundle.id.as_str());
+    let elsewhere = crate::support::Cmd::new(crate::support::env::binary());
+    let output = elsewhere.arg("--store").arg(&env.store).args(["show", &bundle.id, "--json"]).run().expect(0);
+    assert!(output.stdout.contains(&bundle.id));
+}
+
+/// What does not exist, or cannot be, is refused with code 1 and a message that names it.
+#[test]
+fn refusals_name_their_object() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = bundle.id.as_str();
+    bundle.sh("echo x >/x").expect(0);
+    let committed = result::exec(&bundle.show()).to_owned();
+    let refused = |args: &[&str], word: &str| {
+        let output = env.cmd(args).run().expect(1);
+        assert_eq!(output.stdout, "", "{args:?}");
+        assert!(output.stderr.contains(word) && !output.stderr.contains("panicked"), "{args:?}: {}", output.stderr);
+    };
+    refused(&["show", "no-such-container"], "no-such-container");
+    refused(&["diff", "no-such-container"], "no-such-container");
+    refused(&["rollback", id, "99"], "99");
+    refused(&["rollback", id, "@-9"], "@-9");
+    refused(&["rollback", id, "not-a-number"], "not-a-number");
+    refused(&["show", id, "01JDVW3K6Q8ZJ4M2T9X5R7C1AB"], "01JDVW3K6Q8ZJ4M2T9X5R7C1AB");
+    refused(&["commit", id, &committed], &committed);
+    refused(&["discard", id, &committed], &committed);
+}
+
+/// `show` prints for people what `--json` says to programs.
+#[test]
+fn show_is_for_people_too() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo x >/shown; exit 3").expect(3);
+    let text = env.ok(["show", &bundle.id]);
+    for word in ["/shown", "committed", "3"] {
+        assert!(text.contains(word), "{word} not in {text}");
+    }
+    // Not on a terminal: no colours.
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+}
+
+/// The version is what engines parse; help knows every verb.
+#[test]
+fn version_and_help() {
+    let env = Env::new();
+    let version = env.ok(["--version"]);
+    assert!(version.starts_with(&format!("agentsbx version {}\n", env!("CARGO_PKG_VERSION"))), "{version}");
+    assert!(version.contains("\nspec: 1."), "{version}");
+    let help = env.ok(["--help"]);
+    for verb in ["create", "exec", "log", "show", "diff", "commit", "discard", "rollback", "reset", "recover"] {
+        assert!(help.contains(verb), "{verb} not in {help}");
+    }
+}
+
+/// `state` and the bundle's config.json carry the generation and the last result; the engine's own spec is kept beside.
+#[test]
+fn state_carries_generation_and_diff() {
+    let env = Env::new();
+    let bundle = Bundle::new(&env, ["sleep", "100000"]).annotate("org.example.mine", "kept");
+    bundle.start();
+    let annotations = || (bundle.read()["annotations"].clone(), bundle.state()["annotations"].clone());
+    let (config, state) = annotations();
+    assert_eq!((&config["dev.agentsbx.generation"], &state["dev.agentsbx.generation"]), (&"0".into(), &"0".into()));
+    bundle.sh("echo x >/x").expect(0);
+    let (config, state) = annotations();
+    for annotations in [&config, &state] {
+        assert_eq!(annotations["dev.agentsbx.generation"], "1");
+        assert_eq!(annotations["org.example.mine"], "kept");
+        let diff: serde_json::Value =
+            serde_json::from_str(annotations["dev.agentsbx.diff"].as_str().expect("a diff")).expect("JSON");
+        assert_eq!(diff, bundle.show());
+    }
+    let engine = std::fs::read_to_string(bundle.dir.join("config.engine.json")).expect("read config.engine.json");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&engine).expect("JSON"), bundle.config);
+}

@@ -1,0 +1,7 @@
+//! Under Debian's Docker, with the binary under test as its default runtime.
+
+mod exec;
+mod layers;
+mod results;
+mod run;
+mod tools;

@@ -1,0 +1,138 @@
+//! podman, with the binary under test as its runtime: conmon calls it, not containerd's shim.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::engines::{Podman, podman};
+use crate::support::env::{binary, process};
+use crate::support::images::BUSYBOX;
+use crate::support::{Cmd, Output, result, wait_until};
+
+/// A container, removed by force at the end.
+struct Container {
+    podman: &'static Podman,
+    id: String,
+}
+
+impl Container {
+    #[track_caller]
+    fn idle<const N: usize>(options: [&str; N]) -> Container {
+        let podman = podman();
+        let id = podman.start(options, &["sleep", "100000"]);
+        Container { podman, id }
+    }
+
+    fn exec<const N: usize>(&self, options: [&str; N], args: &[&str]) -> Cmd {
+        self.podman.cmd(["exec"]).args(options).arg(&self.id).args(args)
+    }
+
+    fn sh(&self, script: &str) -> Output {
+        self.exec([], &["sh", "-c", script]).run()
+    }
+
+    fn agentsbx<const N: usize>(&self, args: [&str; N]) -> Cmd {
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.podman.store).args(args)
+    }
+
+    #[track_caller]
+    fn show(&self) -> Value {
+        serde_json::from_str(&self.agentsbx(["show", &self.id, "--json"]).ok()).expect("JSON")
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.podman.run(["rm", "--force", "--time", "0", &self.id]);
+    }
+}
+
+fn run<const N: usize>(options: [&str; N], args: &[&str]) -> Output {
+    let cgroup = format!("{}/podman", process().cgroup);
+    let run = podman().cmd(["run", "--rm", "--network", "none", "--cgroup-parent", &cgroup]);
+    run.args(options).arg(BUSYBOX).args(args).run()
+}
+
+/// `podman run` gives output and exit codes, those for commands that cannot be started among them.
+#[test]
+fn podman_run_gives_output_and_exit_codes() {
+    let output = run([], &["sh", "-c", "echo out; echo err >&2; exit 7"]).expect(7);
+    assert_eq!((output.stdout.as_str(), output.stderr.as_str()), ("out\n", "err\n"));
+    let missing = run([], &["no-such-command"]).expect(127);
+    assert!(missing.stderr.contains("no-such-command"), "{}", missing.stderr);
+    run([], &["/etc/passwd"]).expect(126);
+}
+
+/// `podman exec` has a layer of its own, the codes of Docker, and Docker's way with what it leaves running.
+#[test]
+fn podman_exec_commits_and_has_all_exit_codes() {
+    let container = Container::idle([]);
+    container.sh("echo x >/x; exit 3").expect(3);
+    assert_eq!(result::end(&container.show()), ("exited", Some(3)));
+    assert_eq!(container.sh("cat /x").ok(), "x");
+    container.sh("kill -KILL $$").expect(137);
+    container.sh("kill -TERM $$").expect(143);
+    container.exec([], &["no-such-command"]).run().expect(127);
+    container.exec([], &["/etc/passwd"]).run().expect(126);
+    container.exec(["-e", "AGENTSBX_TIMEOUT=1"], &["sleep", "1000"]).run().expect(124);
+    let output = container.sh("sleep 54321 & echo started").expect(0);
+    assert!(output.took < Duration::from_secs(10), "{:?}", output.took);
+    assert!(!container.sh("ps").ok().contains("54321"));
+    container.exec(["-e", "AGENTSBX_LAYER=discard"], &["sh", "-c", "echo x >/y"]).run().expect(0);
+    container.sh("ls /y").expect(1);
+    container.agentsbx(["rollback", &container.id, "0"]).ok();
+    container.sh("ls /x").expect(1);
+}
+
+/// An exec on a terminal, with input.
+#[test]
+fn podman_exec_has_a_terminal() {
+    let container = Container::idle([]);
+    let script = "tty; read line; echo \"got $line\"";
+    let output = container.exec(["-it"], &["sh", "-c", script]).on_terminal().stdin("typed\n").run().expect(0);
+    assert!(output.stdout.contains("/dev/pts/") && output.stdout.contains("got typed"), "{}", output.stdout);
+    assert_eq!(container.exec(["-i"], &["cat"]).stdin("piped").ok(), "piped");
+}
+
+/// A container in a user namespace: an exec is in that namespace, too, and its layer works there.
+#[test]
+fn podman_exec_joins_the_user_namespace() {
+    let container = Container::idle(["--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"]);
+    let map = container.exec([], &["cat", "/proc/self/uid_map"]).ok();
+    assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "100000", "65536"]);
+    container.sh("echo x >/x; rm /bin/vi; chmod 600 /etc/group").expect(0);
+    assert_eq!(container.sh("cat /x; stat -c %u /x; ls /bin/vi 2>&1 | grep -c such").ok(), "x\n0\n1");
+    container.sh("mount -t tmpfs none /mnt").expect(1);
+}
+
+/// Annotations given to podman reach the runtime.
+#[test]
+fn podman_annotations_are_read() {
+    let container = Container::idle(["--annotation", "dev.agentsbx.layer=hold"]);
+    container.sh("echo x >/x").expect(0);
+    let result = container.show();
+    assert_eq!(result::disposition(&result), "held");
+    container.sh("ls /x").expect(1);
+    container.agentsbx(["commit", &container.id, result::exec(&result)]).ok();
+    container.sh("cat /x").expect(0);
+}
+
+/// `stop`, `start`, `kill`, `pause`, `top`, `logs`, `inspect`.
+#[test]
+fn podman_verbs_work() {
+    let podman = podman();
+    let script = "echo ready; trap 'exit 5' TERM; while :; do sleep 0.1; done";
+    let container = Container { podman, id: podman.start([], &["sh", "-c", script]) };
+    let id = container.id.as_str();
+    wait_until("ready", Duration::from_secs(10), || podman.run(["logs", id]).stdout.contains("ready"));
+    assert!(podman.run(["top", id]).ok().contains("trap"), "top");
+    podman.run(["pause", id]).ok();
+    assert_eq!(podman.run(["inspect", "--format", "{{.State.Status}}", id]).ok(), "paused");
+    podman.run(["unpause", id]).ok();
+    podman.run(["stop", "--time", "20", id]).ok();
+    assert_eq!(podman.run(["inspect", "--format", "{{.State.ExitCode}}", id]).ok(), "5");
+    podman.run(["start", id]).ok();
+    container.sh("true").expect(0);
+    podman.run(["kill", id]).ok();
+    assert_eq!(podman.run(["wait", id]).ok(), "137");
+}

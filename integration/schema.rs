@@ -1,0 +1,80 @@
+//! Real result documents against the JSON Schema in runtime-spec/.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::bundle::Bundle;
+use crate::support::images::repository;
+use crate::support::{Env, result};
+
+fn schema() -> jsonschema::Validator {
+    let path = repository().join("runtime-spec/result.schema.json");
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let schema: Value = serde_json::from_str(&text).expect("the schema is JSON");
+    jsonschema::validator_for(&schema).expect("the schema is a schema")
+}
+
+#[track_caller]
+fn assert_valid(validator: &jsonschema::Validator, document: &Value) {
+    let errors: Vec<_> = validator.iter_errors(document).map(|e| format!("{} at {}", e, e.instance_path())).collect();
+    assert!(errors.is_empty(), "{errors:#?} in {document:#}");
+}
+
+/// Every kind of end, disposition and change that execs can be made to have is a valid document, in the bundle's files,
+/// in the annotation and from `show`.
+#[test]
+fn real_results_are_valid() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    for (options, script) in [
+        (["--layer", "commit"], "mkdir /d; echo x >/d/x; ln -s a /d/l; mkfifo /d/p; mknod /d/c c 1 3; ln /d/x /d/y"),
+        (["--layer", "commit"], "rm -r /home; mv /d/x /d/z; chmod 700 /etc; echo >>/etc/passwd; rm /d/l; mkdir /d/l"),
+        (["--layer", "commit"], ": >\"$(printf '/bad\\377name')\""),
+        (["--layer", "commit-on-success"], "echo x >/x; exit 3"),
+        (["--layer", "discard"], "echo x >/x; sleep 1000 &"),
+        (["--layer", "hold"], "echo x >/x; kill -9 $$"),
+        (["--layer", "shared"], "true"),
+        (["--layer", "commit"], "true"),
+        (["--timeout", "1"], "sleep 1000"),
+    ] {
+        bundle.sh_with(options, script);
+    }
+    bundle.exec(["no-such-command"]).expect(255);
+    let validator = schema();
+    let results = result::in_bundle(&bundle.dir);
+    assert_eq!(results.len(), 10);
+    for document in &results {
+        assert_valid(&validator, document);
+    }
+    let mut seen: Vec<&str> = results.iter().map(result::disposition).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen, ["committed", "discarded", "empty", "held", "shared"]);
+    let config = bundle.read();
+    let text = config["annotations"]["dev.agentsbx.diff"].as_str().expect("a diff");
+    assert_valid(&validator, &serde_json::from_str(text).expect("JSON"));
+    assert_valid(&validator, &bundle.show());
+}
+
+/// The schema is one that refuses: what lacks a field, has a wrong kind or a wrong type is no result.
+#[test]
+fn what_is_no_result_is_invalid() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo x >/x").expect(0);
+    let good = bundle.show();
+    let validator = schema();
+    assert_valid(&validator, &good);
+    let broken = |change: &dyn Fn(&mut Value)| {
+        let mut document = good.clone();
+        change(&mut document);
+        assert!(!validator.is_valid(&document), "valid: {document:#}");
+    };
+    broken(&|d| drop(d.as_object_mut().map(|o| o.remove("disposition"))));
+    broken(&|d| d["disposition"] = json!("merged"));
+    broken(&|d| d["end"]["kind"] = json!("finished"));
+    broken(&|d| d["changes"][0]["kind"] = json!("touched"));
+    broken(&|d| d["generation"]["base"] = json!("0"));
+    broken(&|d| d["schema"] = json!("dev.agentsbx.result/v0"));
+}

@@ -1,0 +1,199 @@
+//! Commands that always end: each has a time limit, after which its process group is killed and the test fails.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Debian's own programs come first, whatever else is installed on the machine.
+pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin";
+
+/// A command to be run to its end.
+#[derive(Debug, Clone)]
+pub struct Cmd {
+    argv: Vec<OsString>,
+    env: Vec<(OsString, Option<OsString>)>,
+    stdin: Option<Vec<u8>>,
+    limit: Duration,
+}
+
+/// How a command ended and what it wrote.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The command line, for messages.
+    pub line: String,
+    /// The exit code, or 128 + the signal that ended it.
+    pub code: i32,
+    /// Standard output, lossily decoded.
+    pub stdout: String,
+    /// Standard error, lossily decoded.
+    pub stderr: String,
+    /// Wall-clock time from start to exit.
+    pub took: Duration,
+}
+
+impl Cmd {
+    /// A command that may take 60 seconds and reads nothing.
+    pub fn new(program: impl AsRef<OsStr>) -> Cmd {
+        Cmd {
+            argv: vec![program.as_ref().to_owned()],
+            env: vec![("PATH".into(), Some(PATH.into()))],
+            stdin: None,
+            limit: Duration::from_secs(60),
+        }
+    }
+
+    /// Appends one argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Cmd {
+        self.argv.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Appends arguments.
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Cmd {
+        self.argv.extend(args.into_iter().map(|a| a.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Cmd {
+        self.env.push((name.into(), Some(value.as_ref().to_owned())));
+        self
+    }
+
+    /// Takes a variable away.
+    pub fn env_remove(mut self, name: &str) -> Cmd {
+        self.env.push((name.into(), None));
+        self
+    }
+
+    /// What the command reads.
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Cmd {
+        self.stdin = Some(bytes.into());
+        self
+    }
+
+    /// The time limit.
+    pub fn limit(mut self, limit: Duration) -> Cmd {
+        self.limit = limit;
+        self
+    }
+
+    /// The same command on a terminal of its own, of `script`'s making, through which it also reads its stdin.
+    pub fn on_terminal(self) -> Cmd {
+        let quote = |word: &OsString| format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"));
+        let line = self.argv.iter().map(quote).collect::<Vec<_>>().join(" ");
+        let argv = ["script", "--quiet", "--return", "--command", &line, "/dev/null"].map(OsString::from).to_vec();
+        Cmd { argv, ..self }
+    }
+
+    fn line(&self) -> String {
+        self.argv.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Starts it without waiting, with pipes for stdin, stdout and stderr, as a process group of its own.
+    pub fn spawn(&self) -> Child {
+        let mut command = Command::new(&self.argv[0]);
+        command.args(&self.argv[1..]).process_group(0);
+        for (name, value) in &self.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdin(if self.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.line()))
+    }
+
+    /// Runs it to its end. Panics when the limit is over. Output that some survivor of the command still holds open is
+    /// read for two more seconds, then left.
+    pub fn run(self) -> Output {
+        let start = Instant::now();
+        let mut child = self.spawn();
+        if let (Some(bytes), Some(mut pipe)) = (self.stdin.clone(), child.stdin.take()) {
+            thread::spawn(move || {
+                // A command that does not read all of its input gives EPIPE here; that is its own affair.
+                let _ = pipe.write_all(&bytes);
+            });
+        }
+        let stdout = drain(child.stdout.take().expect("piped"));
+        let stderr = drain(child.stderr.take().expect("piped"));
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("wait") {
+                break status;
+            }
+            if start.elapsed() > self.limit {
+                let group = rustix::process::Pid::from_child(&child);
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+                let _ = child.wait();
+                panic!(
+                    "{}: still running after {:?}\nstdout: {}\nstderr: {}",
+                    self.line(),
+                    self.limit,
+                    collect(&stdout, Duration::from_secs(1)),
+                    collect(&stderr, Duration::from_secs(1))
+                );
+            }
+            thread::sleep(Duration::from_millis(3));
+        };
+        let took = start.elapsed();
+        Output {
+            line: self.line(),
+            code: status.code().unwrap_or_else(|| 128 + status.signal().expect("exited or signaled")),
+            stdout: collect(&stdout, Duration::from_secs(2)),
+            stderr: collect(&stderr, Duration::from_secs(2)),
+            took,
+        }
+    }
+
+    /// Runs it and asserts that it succeeded; its standard output without the last newline.
+    pub fn ok(self) -> String {
+        self.run().ok()
+    }
+}
+
+impl Output {
+    /// Asserts success; standard output without the last newline.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        self.expect(0).stdout.trim_end_matches(['\n', '\r']).to_owned()
+    }
+
+    /// Asserts the exit code.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Output {
+        assert_eq!(self.code, code, "{}: exit code\nstdout: {}\nstderr: {}", self.line, self.stdout, self.stderr);
+        self
+    }
+
+    /// Standard output and error together, for messages that may come on either.
+    pub fn both(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}
+
+fn drain(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+    let (send, receive) = mpsc::channel();
+    thread::spawn(move || {
+        let mut block = [0; 8192];
+        while let Ok(n @ 1..) = pipe.read(&mut block) {
+            if send.send(block[..n].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+fn collect(blocks: &mpsc::Receiver<Vec<u8>>, patience: Duration) -> String {
+    let deadline = Instant::now() + patience;
+    let mut all = Vec::new();
+    while let Ok(block) = blocks.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        all.extend(block);
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}

@@ -1,0 +1,215 @@
+//! Debian's containerd and dockerd, started once a test process by `hack/engines.sh`, with the binary under test as
+//! Docker's default runtime; and a podman with storage of its own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::env::{binary, process};
+use super::images::{self, repository};
+use super::{Cmd, Output};
+
+/// The running engines.
+#[derive(Debug)]
+pub struct Engines {
+    /// Docker's socket.
+    docker: PathBuf,
+    /// containerd's socket.
+    containerd: PathBuf,
+    /// The store that the runtime was registered with.
+    pub store: PathBuf,
+    /// The runtime as one program without arguments, for callers that take no more than a path.
+    pub wrapper: PathBuf,
+}
+
+/// The engines, started when they are first asked for, with the busybox image in Docker.
+pub fn engines() -> &'static Engines {
+    static ENGINES: OnceLock<Engines> = OnceLock::new();
+    ENGINES.get_or_init(|| {
+        let process = process();
+        let archive = images::busybox_archive();
+        let store = process.data.join("store");
+        let wrapper = process.data.join("agentsbx");
+        let script = format!("#!/bin/sh\nexec '{}' --store '{}' \"$@\"\n", binary().display(), store.display());
+        fs::write(&wrapper, script).expect("write the wrapper");
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("chmod");
+        Cmd::new(repository().join("hack/engines.sh"))
+            .args([&process.run, &process.data])
+            .arg(&process.cgroup)
+            .args([&process.logs, &binary(), &store])
+            .env("AGENTSBX_CONFIG", &process.config)
+            .limit(Duration::from_secs(200))
+            .ok();
+        let engines = Engines {
+            docker: process.run.join("docker.sock"),
+            containerd: process.run.join("containerd.sock"),
+            store,
+            wrapper,
+        };
+        engines.docker(["load", "-i"]).arg(archive).ok();
+        engines
+    })
+}
+
+impl Engines {
+    /// `docker ARGS…`
+    pub fn docker<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        let config = process().data.join("docker-client");
+        Cmd::new("docker").arg("--host").arg(self.docker_host()).args(args).env("DOCKER_CONFIG", config)
+    }
+
+    /// Docker's address.
+    pub fn docker_host(&self) -> String {
+        format!("unix://{}", self.docker.display())
+    }
+
+    /// `ctr ARGS…`, in a namespace of its own.
+    pub fn ctr<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        Cmd::new("ctr").arg("--address").arg(&self.containerd).args(["--namespace", "it"]).args(args)
+    }
+
+    /// A verb of the binary under test on the engines' store: containers are found whatever root they were made with.
+    pub fn agentsbx<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.store).args(args)
+    }
+
+    /// The same with `--json`, parsed.
+    #[track_caller]
+    pub fn json<const N: usize>(&self, args: [&str; N]) -> Value {
+        let text = self.agentsbx(args).arg("--json").ok();
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e} in {text}"))
+    }
+
+    /// The bundle of a container in containerd's `namespace` (Docker's is `moby`).
+    pub fn bundle(&self, namespace: &str, id: &str) -> PathBuf {
+        process().run.join("containerd/io.containerd.runtime.v2.task").join(namespace).join(id)
+    }
+
+    /// The results of all execs of a container that have ended, from its bundle.
+    pub fn results(&self, namespace: &str, id: &str) -> Vec<Value> {
+        super::result::in_bundle(&self.bundle(namespace, id))
+    }
+
+    /// Makes the Debian image known to Docker: once, since it is half a gigabyte.
+    pub fn with_debian(&self) -> &Engines {
+        static ONCE: OnceLock<()> = OnceLock::new();
+        ONCE.get_or_init(|| {
+            let archive = images::debian_archive();
+            self.docker(["load", "-i"]).arg(archive).limit(Duration::from_secs(300)).ok();
+        });
+        self
+    }
+
+    /// Makes the busybox image known to containerd's own namespace.
+    pub fn with_ctr_image(&self) -> &Engines {
+        static ONCE: OnceLock<()> = OnceLock::new();
+        ONCE.get_or_init(|| {
+            self.ctr(["images", "import"]).arg(images::busybox_archive()).ok();
+        });
+        self
+    }
+
+    /// A container's config.json, as the runtime left it.
+    #[track_caller]
+    pub fn config(&self, namespace: &str, id: &str) -> Value {
+        let path = self.bundle(namespace, id).join("config.json");
+        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        serde_json::from_str(&text).expect("config.json is JSON")
+    }
+}
+
+/// A podman with storage, state and configuration of its own and the binary under test as its runtime.
+#[derive(Debug)]
+pub struct Podman {
+    dir: PathBuf,
+    run: PathBuf,
+    /// The runtime's store.
+    pub store: PathBuf,
+}
+
+/// The podman, with the busybox image.
+pub fn podman() -> &'static Podman {
+    static PODMAN: OnceLock<Podman> = OnceLock::new();
+    PODMAN.get_or_init(|| {
+        let process = process();
+        let podman = Podman {
+            dir: process.data.join("podman"),
+            run: process.run.join("podman"),
+            store: process.data.join("store"),
+        };
+        fs::create_dir_all(&podman.dir).expect("make a directory");
+        fs::create_dir_all(&podman.run).expect("make a directory");
+        // Nothing of the host's configuration, and no limits that need CAP_SYS_RESOURCE.
+        let conf = format!(
+            "[containers]\ndefault_ulimits = []\nlog_driver = \"k8s-file\"\n\
+             [engine]\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n\
+             [engine.runtimes]\nagentsbx = [\"{}\"]\n",
+            binary().display()
+        );
+        fs::write(podman.dir.join("containers.conf"), conf).expect("write containers.conf");
+        let storage = format!(
+            "[storage]\ndriver = \"overlay\"\ngraphroot = \"{}\"\nrunroot = \"{}\"\n",
+            podman.dir.join("storage").display(),
+            podman.run.join("storage").display()
+        );
+        fs::write(podman.dir.join("storage.conf"), storage).expect("write storage.conf");
+        fs::write(podman.dir.join("policy.json"), r#"{"default": [{"type": "insecureAcceptAnything"}]}"#)
+            .expect("write policy.json");
+        podman
+            .cmd(["load", "--signature-policy"])
+            .arg(podman.dir.join("policy.json"))
+            .arg("-i")
+            .arg(images::busybox_archive())
+            .ok();
+        podman
+    })
+}
+
+impl Podman {
+    /// `podman --runtime agentsbx ARGS…`
+    pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        Cmd::new("podman")
+            .env("AGENTSBX_CONFIG", &process().config)
+            .env("CONTAINERS_CONF", self.dir.join("containers.conf"))
+            .env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf"))
+            .arg("--tmpdir")
+            .arg(self.run.join("libpod"))
+            .arg("--runtime")
+            .arg(binary())
+            .arg("--runtime-flag")
+            .arg(format!("store={}", self.store.display()))
+            .args(args)
+    }
+
+    /// Runs it.
+    pub fn run<const N: usize>(&self, args: [&str; N]) -> Output {
+        self.cmd(args).run()
+    }
+
+    /// `podman run -d` of the busybox image, in this run's cgroups and without a network.
+    #[track_caller]
+    pub fn start<const N: usize>(&self, options: [&str; N], args: &[&str]) -> String {
+        let cgroup = format!("{}/podman", process().cgroup);
+        self.cmd(["run", "--detach", "--network", "none", "--cgroup-parent", &cgroup])
+            .args(options)
+            .arg(images::BUSYBOX)
+            .args(args)
+            .ok()
+    }
+}
+
+/// The mount points of the host below `dir`.
+pub fn mounts_below(dir: &Path) -> Vec<String> {
+    let prefix = format!("{}/", dir.display());
+    fs::read_to_string("/proc/self/mountinfo")
+        .expect("mountinfo")
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .filter(|point| point.starts_with(&prefix))
+        .map(str::to_owned)
+        .collect()
+}
