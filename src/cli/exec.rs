@@ -1,5 +1,6 @@
 //! `exec`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::{Global, NAME};
@@ -79,7 +80,7 @@ pub struct Args {
     id: String,
     /// The command and its arguments
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {

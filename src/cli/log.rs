@@ -43,7 +43,9 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         paint.text(Colour::Dim, "(the root filesystem as created)"),
     ];
     rows.push(origin.to_vec());
-    rows.extend(entries.iter().map(|entry| match entry {
+    let told =
+        entries.iter().filter(|entry| !matches!(entry, LogEntry::Event(event) if event.kind == "container-created"));
+    rows.extend(told.map(|entry| match entry {
         LogEntry::Exec(exec) => exec_row(paint, exec, short, exec.generation.map(|g| at(g.0)).unwrap_or_default()),
         LogEntry::Event(event) => {
             let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);

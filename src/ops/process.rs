@@ -1,6 +1,7 @@
 //! The process that an exec runs: the engine's `process.json`, or the container's own process with what the flags say.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use oci_spec::runtime::{Capability, LinuxCapabilities, Process, Spec};
@@ -19,8 +20,8 @@ pub enum ProcessSource {
 /// runc's flags that describe a process.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessFlags {
-    /// The command and its arguments.
-    pub args: Vec<String>,
+    /// The command and its arguments: bytes, as the caller gave them.
+    pub args: Vec<OsString>,
     /// `--cwd`.
     pub cwd: Option<PathBuf>,
     /// `--env`, after the container's own.
@@ -55,7 +56,7 @@ pub fn build(source: &ProcessSource, spec: impl FnOnce() -> Result<Spec, OpsErro
 
 fn from_flags(flags: &ProcessFlags, spec: Spec) -> Result<Process, OpsError> {
     let mut process = spec.process().clone().unwrap_or_default();
-    process.set_args(Some(flags.args.clone()));
+    process.set_args(Some(flags.args.iter().map(|a| a.to_string_lossy().into_owned()).collect()));
     // The container's size is that of its own terminal.
     process.set_terminal(Some(flags.tty)).set_console_size(None);
     if let Some(cwd) = &flags.cwd {

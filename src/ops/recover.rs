@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::{Context, OpsError, delete, stack};
+use super::{Context, OpsError, delete, publish, stack};
 use crate::diff;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
@@ -103,6 +103,9 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     };
     for released in finished.released {
         store.delete_layer(released)?;
+    }
+    if container.removed_ns.is_none() {
+        publish::decided(store, &container, &record.id)?;
     }
     lost.recovered()?;
     Ok(repaired)

@@ -1,7 +1,7 @@
 //! The supervisor: from the layer to the result.
 
 use std::collections::BTreeSet;
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::init::{Plan, Stdio};
 use crate::ops::commit::{Conflict, onto_head};
-use crate::ops::{Context, OpsError, publish, recover, squash, stack};
+use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, mount_layer, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
-use crate::runtime::exec::{Running, abandon, spawn};
+use crate::runtime::exec::{ExecError, Running, abandon, spawn};
 use crate::runtime::seccomp;
 use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
@@ -47,7 +47,11 @@ pub(super) fn run(
     prepared: Prepared,
     started: impl FnOnce(()) -> Result<(), OpsError>,
 ) -> Result<u8, OpsError> {
-    let described = describe(&prepared.process)?;
+    let mut described = describe(&prepared.process)?;
+    if let ProcessSource::Flags(flags) = &prepared.request.process {
+        // JSON has no arguments that are not UTF-8; the command line does.
+        described.argv = exact_arguments(&flags.args)?;
+    }
     let store = context.store()?;
     let record = &prepared.record;
     let key = record.store_key.map(ContainerKey);
@@ -98,6 +102,11 @@ pub(super) fn run(
     let code = ended.code;
     exec.end(&prepared, &ended)?;
     Ok(code)
+}
+
+fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
+    let exact = args.iter().map(|a| CString::new(a.as_bytes()).map_err(|_| ExecError::NulByte("arguments")));
+    Ok(exact.collect::<Result<_, _>>()?)
 }
 
 #[allow(clippy::too_many_arguments)]

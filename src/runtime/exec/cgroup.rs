@@ -129,9 +129,14 @@ impl ExecCgroup {
                 usage.peak_memory = usage.peak_memory.or_else(|| number(dir.join("memory.peak")));
                 usage.oom_kills = usage.oom_kills.or_else(|| field(dir.join("memory.events"), "oom_kill"));
             } else {
-                if has("cpuacct") {
-                    usage.user_ns = number(dir.join("cpuacct.usage_user")).or(usage.user_ns);
-                    usage.system_ns = number(dir.join("cpuacct.usage_sys")).or(usage.system_ns);
+                if has("cpuacct")
+                    && let Some(total) = number(dir.join("cpuacct.usage"))
+                {
+                    // The sum is exact; its parts are counted in ticks, so they only say in what proportion.
+                    let user = number(dir.join("cpuacct.usage_user")).unwrap_or(0);
+                    let system = number(dir.join("cpuacct.usage_sys")).unwrap_or(0);
+                    let (user, system) = in_proportion(total, user, system);
+                    (usage.user_ns, usage.system_ns) = (Some(user), Some(system));
                 }
                 if has("memory") {
                     usage.peak_memory = number(dir.join("memory.max_usage_in_bytes")).or(usage.peak_memory);
@@ -149,6 +154,16 @@ impl ExecCgroup {
     pub fn remove(&self) -> Result<(), ExecError> {
         remove_groups(&self.paths())
     }
+}
+
+/// Parts `total` as `a` is to `b`; all of it is the first part where both are 0.
+fn in_proportion(total: u64, a: u64, b: u64) -> (u64, u64) {
+    if a == 0 && b == 0 {
+        return (total, 0);
+    }
+    let first = u128::from(total) * u128::from(a) / (u128::from(a) + u128::from(b));
+    let first = first as u64;
+    (first, total - first)
 }
 
 /// The processes of some groups and of those nested in them, each once.
@@ -246,4 +261,18 @@ pub fn remove_groups(groups: &[PathBuf]) -> Result<(), ExecError> {
 fn write_existing(path: &Path, text: &str) -> std::io::Result<()> {
     use std::io::Write;
     std::fs::File::options().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proportions() {
+        for (total, a, b, want) in
+            [(10, 0, 0, (10, 0)), (10, 1, 1, (5, 5)), (10, 0, 7, (0, 10)), (u64::MAX, u64::MAX, 0, (u64::MAX, 0))]
+        {
+            assert_eq!(in_proportion(total, a, b), want);
+        }
+    }
 }
