@@ -163,7 +163,7 @@ fn a_layer_that_is_collected_while_it_is_made_is_made_again() {
     let f = fixture();
     let root = f.root();
     while_running(
-        || (0..3000).for_each(|_| drop(f.store.create_layer().unwrap())),
+        || (0..1000).for_each(|_| drop(f.store.create_layer().unwrap())),
         || drop(collect(&Store::open(&root).unwrap())),
     );
     assert_eq!(layers_on_disk(&root), 0);
