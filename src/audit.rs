@@ -342,7 +342,8 @@ mod tests {
 
     #[test]
     fn the_encoding_is_pinned() {
-        // Computed outside of Rust, with Python's hashlib, over the documented bytes; a change of the encoding is a change of format.
+        // Computed outside of Rust, with Python's hashlib, over the documented bytes; a change of the encoding is a
+        // change of format.
         let mut event = chain(1).remove(0);
         (event.time_ns, event.payload) = (1, "{}".into());
         let mut bytes = b"agentsbx.event/v1\0".to_vec();

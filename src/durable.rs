@@ -23,7 +23,8 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, true, RenameFlags::empty())
 }
 
-/// Like [`replace`] without the two syncs: for runtime state on tmpfs, and where the data described is not synced either.
+/// Like [`replace`] without the two syncs: for runtime state on tmpfs, and where the data described is not synced
+/// either.
 pub fn replace_unsynced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, false, RenameFlags::empty())
 }

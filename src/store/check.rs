@@ -85,8 +85,8 @@ const INVARIANTS: &[(&str, &str)] = &[
 ];
 
 impl Store {
-    /// Looks for everything that must not be: damage of the database, broken invariants, layers without a directory, a broken
-    /// event log. An empty list means that all is well.
+    /// Looks for everything that must not be: damage of the database, broken invariants, layers without a directory, a
+    /// broken event log. An empty list means that all is well.
     pub fn check(&self) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
         for (invariant, sql) in INVARIANTS {

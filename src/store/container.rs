@@ -89,8 +89,8 @@ impl Container {
 impl Store {
     /// Records a container, with HEAD at generation 0.
     ///
-    /// A live record of the same id under the same root is a leftover (its runtime state is gone, or the caller could not
-    /// have made it again): it is removed first, in the same transaction; the collector finds its layers.
+    /// A live record of the same id under the same root is a leftover (its runtime state is gone, or the caller could
+    /// not have made it again): it is removed first, in the same transaction; the collector finds its layers.
     pub fn add_container(&self, new: &NewContainer) -> Result<ContainerKey, StoreError> {
         self.write("add container", |tx| {
             if let Some(old) = find_in(tx, &new.root, &new.id)? {
@@ -165,8 +165,8 @@ impl Store {
     }
 
     /// Removes a container's record and history: its rows go in one transaction, their layers are handed back to be
-    /// deleted once unmounted ([`Store::delete_layer`]; the collector finds those that never are). While execs of it run
-    /// it is only marked, and the last of them to end does the rest.
+    /// deleted once unmounted ([`Store::delete_layer`]; the collector finds those that never are). While execs of it
+    /// run it is only marked, and the last of them to end does the rest.
     pub fn remove_container(&self, key: ContainerKey) -> Result<RemovedContainer, StoreError> {
         let removed = self.write("remove container", |tx| remove(tx, &live(tx, key)?, "removed"))?;
         // Whoever still waits for it will find the container gone; if it stays, the collector takes it.

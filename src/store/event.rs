@@ -100,8 +100,8 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<Event> {
 const COLUMNS: &str = "seq, time_ns, container, container_id, kind, payload, prev, hash";
 
 impl Store {
-    /// Adds an event that no other call of the store writes (a settle, a snapshot, a decision of the policy). Returns its
-    /// seq. `kind` is `[a-z-]{1,32}`, `payload` a JSON object of at most 160 KiB.
+    /// Adds an event that no other call of the store writes (a settle, a snapshot, a decision of the policy). Returns
+    /// its seq. `kind` is `[a-z-]{1,32}`, `payload` a JSON object of at most 160 KiB.
     pub fn append_event(&self, key: Option<ContainerKey>, kind: &str, payload: &Value) -> Result<u64, StoreError> {
         let kind_fits = (1..=32).contains(&kind.len()) && kind.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
         if !kind_fits || !payload.is_object() {
@@ -132,8 +132,8 @@ impl Store {
         })
     }
 
-    /// The events after `seq` (0: all), each as one JSON object without line end, oldest first. Read page by page, so that
-    /// a slow reader holds no transaction open.
+    /// The events after `seq` (0: all), each as one JSON object without line end, oldest first. Read page by page, so
+    /// that a slow reader holds no transaction open.
     pub fn export_events(&self, after: u64) -> EventLines<'_> {
         EventLines { store: self, after, page: Vec::new().into_iter(), ended: false }
     }

@@ -1,5 +1,5 @@
-//! How an exec ends: committed, discarded, held and so on, with its event, in one transaction; and what a person decides later
-//! about a layer that was held.
+//! How an exec ends: committed, discarded, held and so on, with its event, in one transaction; and what a person
+//! decides later about a layer that was held.
 
 use rusqlite::{Connection, params};
 use serde_json::{Map, Value, json};
@@ -80,9 +80,10 @@ pub struct Finished {
 impl Store {
     /// Records how an exec ended, in one transaction with all that follows from it.
     ///
-    /// Nothing is written, and the exec still counts as running, where this fails: with [`StoreError::HeadMoved`] (check for
-    /// conflicts again, then call again), [`StoreError::ContainerRemoved`] (a commit is not possible any more, discard),
-    /// [`StoreError::ExecEnded`] (somebody recovered it), [`StoreError::NoLayer`], [`StoreError::TooLarge`].
+    /// Nothing is written, and the exec still counts as running, where this fails: with [`StoreError::HeadMoved`]
+    /// (check for conflicts again, then call again), [`StoreError::ContainerRemoved`] (a commit is not possible any
+    /// more, discard), [`StoreError::ExecEnded`] (somebody recovered it), [`StoreError::NoLayer`],
+    /// [`StoreError::TooLarge`].
     pub fn finish_exec(&self, key: ContainerKey, exec: &ExecId, outcome: &Outcome) -> Result<Finished, StoreError> {
         let end = bounded("end", outcome.end.as_ref())?;
         let usage = bounded("usage", outcome.usage.as_ref())?;
@@ -218,8 +219,8 @@ impl Store {
         })
     }
 
-    /// Removes the oldest exec rows of a container that kept no layer (`empty`, `discarded`) beyond `max`; says how many. Their
-    /// events stay.
+    /// Removes the oldest exec rows of a container that kept no layer (`empty`, `discarded`) beyond `max`; says how
+    /// many. Their events stay.
     pub fn trim(&self, key: ContainerKey, max: u64) -> Result<u64, StoreError> {
         self.write("trim", |tx| trim(tx, key, max))
     }

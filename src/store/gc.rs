@@ -1,7 +1,7 @@
 //! Garbage: what may be deleted is computed by reachability from the rows, planned, and then deleted as planned.
 //!
-//! A plan is data: `gc --dry-run` prints it. Between plan and execution the world goes on, so each item is checked again,
-//! under its lock, before it goes.
+//! A plan is data: `gc --dry-run` prints it. Between plan and execution the world goes on, so each item is checked
+//! again, under its lock, before it goes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -207,8 +207,8 @@ impl Store {
     }
 }
 
-/// All layers that somebody keeps, as text. One statement, so that a layer that passes from an exec to a generation meanwhile
-/// is seen with one of them.
+/// All layers that somebody keeps, as text. One statement, so that a layer that passes from an exec to a generation
+/// meanwhile is seen with one of them.
 pub(super) fn reachable(conn: &Connection) -> Result<BTreeSet<String>, StoreError> {
     let sql = REACHABLE.map(|(_, sql)| sql).join(" UNION ");
     Ok(column(conn, &sql)?.into_iter().collect())

@@ -152,8 +152,9 @@ impl Store {
 
     /// The layers to mount, newest first, so that the container's root file system under them shows `of`.
     ///
-    /// Starts at `of`, takes the longest squash where there is one, ends at the settled generation or at 0. If the settled
-    /// generation is no ancestor of `of`, the chain goes down to 0 and the root file system must be undone first.
+    /// Starts at `of`, takes the longest squash where there is one, ends at the settled generation or at 0. If the
+    /// settled generation is no ancestor of `of`, the chain goes down to 0 and the root file system must be undone
+    /// first.
     pub fn mount_chain(&self, key: ContainerKey, of: Generation) -> Result<Vec<Lower>, StoreError> {
         self.read("read mount chain", |tx| {
             let container = live(tx, key)?;
@@ -275,8 +276,8 @@ pub(super) fn mount_chain(conn: &Connection, container: &Container, of: Generati
     let mut chain = Vec::new();
     let mut at = of;
     while at != container.settled && at != Generation::ZERO {
-        // Above the settled generation a squash must not reach behind it; below it (the root file system shows something
-        // that is no ancestor) any will do.
+        // Above the settled generation a squash must not reach behind it; below it (the root file system shows
+        // something that is no ancestor) any will do.
         let floor = if at > container.settled { container.settled } else { Generation::ZERO };
         let merged =
             squash.query_row(params![key.0, number(at.0), number(floor.0)], lower(at)).optional().during(OP)?;

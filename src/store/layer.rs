@@ -131,8 +131,8 @@ impl Store {
         self.layer_dir(layer).join("work")
     }
 
-    /// Writes the list of paths that a layer touches, whole or not at all. Opaque to the store. Like the layer itself it
-    /// is not synced: after a power loss it may be missing or empty, and can be had again by walking the layer.
+    /// Writes the list of paths that a layer touches, whole or not at all. Opaque to the store. Like the layer itself
+    /// it is not synced: after a power loss it may be missing or empty, and can be had again by walking the layer.
     pub fn write_touched(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.layer_dir(layer).join("touched");
         durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
@@ -158,9 +158,9 @@ impl Store {
         Ok(Some(bytes))
     }
 
-    /// Deletes the data of a layer that no row names. It must not be mounted any more. Never leaves the file system that the
-    /// store is on: something mounted inside makes it fail with `EXDEV` or `EBUSY`; the rest stays in the trash for the
-    /// collector.
+    /// Deletes the data of a layer that no row names. It must not be mounted any more. Never leaves the file system
+    /// that the store is on: something mounted inside makes it fail with `EXDEV` or `EBUSY`; the rest stays in the
+    /// trash for the collector.
     pub fn delete_layer(&self, released: Released) -> Result<(), StoreError> {
         let dir = self.layer_dir(&released.0);
         trash::discard(&dir, &self.trash_dir(), &released.0.to_string()).at("delete layer", &dir)

@@ -23,15 +23,16 @@ impl ExecLock {
         Ok(ExecLock { lock: LockFile::lock(&path).at("lock", &path)? })
     }
 
-    /// Removes the lock: to be called when the exec's end is recorded. Merely dropped, its file stays for the collector.
+    /// Removes the lock: to be called when the exec's end is recorded. Merely dropped, its file stays for the
+    /// collector.
     pub fn release(self) -> Result<(), StoreError> {
         let path = self.lock.path().to_owned();
         self.lock.unlink().at("unlink", &path)
     }
 }
 
-/// Held while a container's HEAD is being decided (conflict check and commit, rollback, settle), so that the database need not
-/// be locked for that long.
+/// Held while a container's HEAD is being decided (conflict check and commit, rollback, settle), so that the database
+/// need not be locked for that long.
 #[derive(Debug)]
 #[must_use = "the lock ends when it is dropped"]
 pub struct CommitLock {
@@ -68,8 +69,8 @@ impl Store {
         Ok(LockFile::lock_for(&path, timeout).at("lock", &path)?.map(|lock| CommitLock { _lock: lock }))
     }
 
-    /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover: kill
-    /// what is left in its cgroups, unmount, seal its layer, [`Store::mark_aborted`], [`Abandoned::recovered`].
+    /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover:
+    /// kill what is left in its cgroups, unmount, seal its layer, [`Store::mark_aborted`], [`Abandoned::recovered`].
     ///
     /// Cheap where nothing runs. Those that another process is recovering are left out.
     pub fn abandoned(&self, key: Option<ContainerKey>) -> Result<Vec<Abandoned>, StoreError> {

@@ -1,8 +1,8 @@
 //! What persists: containers, their generations, execs, layers and the event log.
 //!
 //! Metadata is in SQLite, file trees in `layers/`; docs/on-disk-format.md has the layout and the invariants. The store
-//! never mounts and never walks a layer (deleting one in `trash/` apart). Many short-lived processes use it at once: each
-//! opens a [`Store`] of its own. Create = data, then row; delete = row, then data.
+//! never mounts and never walks a layer (deleting one in `trash/` apart). Many short-lived processes use it at once:
+//! each opens a [`Store`] of its own. Create = data, then row; delete = row, then data.
 //!
 //! Times are nanoseconds since 1970 UTC, sizes bytes.
 
@@ -50,8 +50,8 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
-/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database. An exec writes about 10. Each process
-/// that is the first reads them all (about 1 µs for each); moving them syncs twice (some milliseconds).
+/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database. An exec writes about 10.
+/// Each process that is the first reads them all (about 1 µs for each); moving them syncs twice (some milliseconds).
 const WAL_PAGES: u32 = 128;
 /// How long a writer waits for the others.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
@@ -99,8 +99,8 @@ impl Store {
         &self.root
     }
 
-    /// Moves the write-ahead log into the database, as far as no reader or writer is in the way. To be called where nobody
-    /// waits (while a command runs for longer than some tens of milliseconds): it syncs.
+    /// Moves the write-ahead log into the database, as far as no reader or writer is in the way. To be called where
+    /// nobody waits (while a command runs for longer than some tens of milliseconds): it syncs.
     pub fn maintain(&self) -> Result<(), StoreError> {
         self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).during("checkpoint")
     }

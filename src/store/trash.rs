@@ -1,7 +1,7 @@
 //! Deleting trees: moved to `trash/` first, then taken apart without following a symlink or leaving the file system.
 //!
-//! What is in the trees was written by containers, so nothing about them is trusted: depth costs no descriptors (what is
-//! too deep is moved up and deleted on its own), names are bytes, and something mounted inside stops the deletion.
+//! What is in the trees was written by containers, so nothing about them is trusted: depth costs no descriptors (what
+//! is too deep is moved up and deleted on its own), names are bytes, and something mounted inside stops the deletion.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;

@@ -1,5 +1,5 @@
-//! Stop at every durable step, open again, check: every invariant holds, nothing reported is lost, and what is left over is
-//! garbage that the collector takes.
+//! Stop at every durable step, open again, check: every invariant holds, nothing reported is lost, and what is left
+//! over is garbage that the collector takes.
 
 use super::*;
 use crate::durable::fault;

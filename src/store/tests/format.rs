@@ -82,7 +82,8 @@ fn a_row_that_we_cannot_have_written_is_damage() {
     assert!(!f.store.check().unwrap().is_empty());
 }
 
-/// Version 0 (an empty file) and a fixture of the first version go to the newest; a crash on the way leaves the old one.
+/// Version 0 (an empty file) and a fixture of the first version go to the newest; a crash on the way leaves the old
+/// one.
 #[test]
 fn migrations_go_step_by_step_or_not_at_all() {
     const NEXT: &str = "ALTER TABLE containers ADD COLUMN note TEXT; UPDATE containers SET note = 'migrated ' || id";

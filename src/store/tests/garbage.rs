@@ -156,3 +156,61 @@ fn the_collector_and_the_makers_do_not_meet() {
     assert_eq!(f.store.plan_gc().unwrap(), GcPlan { kept: 90, ..GcPlan::default() });
     assert_sound(&f.store);
 }
+
+/// A directory is new for a moment before its maker locks it, and just then the collector may come.
+#[test]
+fn a_layer_that_is_collected_while_it_is_made_is_made_again() {
+    let f = fixture();
+    let root = f.root();
+    while_running(
+        || (0..1000).for_each(|_| drop(f.store.create_layer().unwrap())),
+        || drop(collect(&Store::open(&root).unwrap())),
+    );
+    assert_eq!(layers_on_disk(&root), 0);
+}
+
+/// Between an exec's end and the end of its lock it looks abandoned to who read its row before.
+#[test]
+fn an_exec_that_ends_is_never_taken_for_abandoned() {
+    let f = fixture();
+    let root = f.root();
+    let key = f.store.add_container(&new_container("c")).unwrap();
+    while_running(
+        || {
+            for _ in 0..1000 {
+                let exec = new_exec(None);
+                let lock = ExecLock::create(&f.store, &exec.id).unwrap();
+                f.store.begin_exec(key, &exec).unwrap();
+                let _ = f.store.finish_exec(key, &exec.id, &outcome(Ending::Empty)).unwrap();
+                lock.release().unwrap();
+            }
+        },
+        || {
+            let store = Store::open(&root).unwrap();
+            for _ in 0..100 {
+                let found = store.abandoned(None).unwrap();
+                assert!(found.is_empty(), "{found:?}");
+            }
+        },
+    );
+    assert_eq!(std::fs::read_dir(root.join("locks")).unwrap().count(), 0, "no lock file is left over");
+}
+
+/// Runs `work` here and, until it ends, `meanwhile` again and again on another thread.
+fn while_running(work: impl FnOnce(), meanwhile: impl Fn() + Send) {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ended = &done;
+        let other = scope.spawn(move || {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                meanwhile();
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        other.join().unwrap();
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}

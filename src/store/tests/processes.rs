@@ -1,5 +1,5 @@
-//! Many processes at once, and processes killed at any moment. Each child is this test binary again, told by its environment
-//! what to do.
+//! Many processes at once, and processes killed at any moment. Each child is this test binary again, told by its
+//! environment what to do.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -72,8 +72,8 @@ fn commit_with_retries(store: &Store) {
     }
 }
 
-/// Without root, the directories that a container made unreadable or unwritable are deleted all the same. Needs root, to
-/// become nobody; proves nothing without.
+/// Without root, the directories that a container made unreadable or unwritable are deleted all the same. Needs root,
+/// to become nobody; proves nothing without.
 #[test]
 fn an_unprivileged_user_can_delete_a_hostile_layer() {
     if !rustix::process::geteuid().is_root() {
