@@ -69,9 +69,15 @@ impl CommonArgs {
     }
 }
 
-/// The sockets that systemd (or who acts like it) passes on, from descriptor 3.
+/// The sockets that systemd (or who acts like it) passes on, from descriptor 3; only if they are meant for this process
+/// (sd_listen_fds(3)). libcontainer looks at the variable itself, so one that is not for us is taken out.
 fn listen_fds() -> Option<u32> {
-    std::env::var_os("LISTEN_FDS")?.to_str()?.parse().ok()
+    let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u32>().ok();
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        crate::sys::proc::remove_env("LISTEN_FDS");
+        return None;
+    }
+    number("LISTEN_FDS")
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {

@@ -88,7 +88,7 @@ fn rootless(mut document: Value, (uid, gid): (u32, u32)) -> Value {
         for entry in mounts.iter_mut() {
             if entry["destination"] == "/sys" {
                 *entry = mount("/sys", "none", "/sys", "rbind nosuid noexec nodev ro");
-            } else if let Some(options) = entry["options"].as_array_mut() {
+            } else if let Some(options) = entry.get_mut("options").and_then(Value::as_array_mut) {
                 // Ids other than the one are not mapped.
                 options.retain(|o| !o.as_str().is_some_and(|o| o.starts_with("gid=") || o.starts_with("uid=")));
             }

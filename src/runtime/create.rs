@@ -150,7 +150,7 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
     }
     let root = config.root_path().ok_or_else(|| field("root.path", "missing"))?;
     let root = bundle.join(root);
-    fs::canonicalize(&root).on("resolve root filesystem", &root)
+    fs::canonicalize(&root).on("invalid rootfs: stat", &root)
 }
 
 fn build(

@@ -12,7 +12,7 @@ const WRAPPERS: [&str; 5] = [
     "failed to receive. ",
 ];
 /// Words of libcontainer that only say that something failed.
-const EMPTY_WORDS: [&str; 12] = [
+const EMPTY_WORDS: [&str; 13] = [
     "failed to unix syscall",
     "failed syscall",
     "failed to prepare rootfs",
@@ -25,6 +25,26 @@ const EMPTY_WORDS: [&str; 12] = [
     "failed to mount path as readonly",
     "failed to mount path as masked",
     "failed to set sysctl",
+    "failed hooks",
+];
+/// Errnos that libcontainer logs by name only, and the words that engines look for.
+const ERRNOS: [(&str, i32); 16] = [
+    ("EPERM", libc::EPERM),
+    ("ENOENT", libc::ENOENT),
+    ("EIO", libc::EIO),
+    ("EACCES", libc::EACCES),
+    ("EBUSY", libc::EBUSY),
+    ("EEXIST", libc::EEXIST),
+    ("ENODEV", libc::ENODEV),
+    ("ENOTDIR", libc::ENOTDIR),
+    ("EISDIR", libc::EISDIR),
+    ("EINVAL", libc::EINVAL),
+    ("ENOSPC", libc::ENOSPC),
+    ("EROFS", libc::EROFS),
+    ("ENOMEM", libc::ENOMEM),
+    ("EAGAIN", libc::EAGAIN),
+    ("ELOOP", libc::ELOOP),
+    ("ENOSYS", libc::ENOSYS),
 ];
 /// Longest explanation, in bytes: callers read it from pipes that nobody may drain.
 const TEXT_MAX: usize = 4096;
@@ -36,17 +56,23 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
         text = rest;
     }
     if let Some(line) = captured.iter().find(|l| l.starts_with("failed to chdir")) {
-        return format!("chdir to cwd ({:?}) set in {} failed: {}", config.cwd(), crate::spec::CONFIG, errno_in(line));
+        let why = errno_in(line).unwrap_or_else(|| "not possible".to_owned());
+        return format!("chdir to cwd ({:?}) set in {} failed: {why}", config.cwd(), crate::spec::CONFIG);
     }
-    let vague = text.is_empty() || EMPTY_WORDS.contains(&text) || text.contains("Broken") || text.contains("msg:");
     let mut full = match captured.first() {
-        Some(cause) if vague || !says_errno(text) => {
-            let head =
-                if text.contains("Broken") || text.contains("msg:") { "error during container init" } else { text };
-            if cause.contains(text) { cause.clone() } else { format!("{head}: {cause}") }
+        _ if is_precise(text) => text.to_owned(),
+        None => text.to_owned(),
+        Some(cause) => {
+            let empty = text.is_empty() || EMPTY_WORDS.iter().any(|w| text.starts_with(w)) || text.contains("Broken");
+            let rest = if empty || cause.contains(text) { String::new() } else { format!(": {text}") };
+            format!("error during container init: {cause}{rest}")
         }
-        _ => text.to_owned(),
     };
+    let said = full.to_ascii_lowercase();
+    let errno = captured.iter().filter(|_| !is_precise(text)).find_map(|line| errno_in(line));
+    if let Some(errno) = errno.filter(|words| !said.contains(words.as_str())) {
+        full = format!("{full}: {errno}");
+    }
     if full.len() > TEXT_MAX {
         let cut = (0..=TEXT_MAX).rev().find(|i| full.is_char_boundary(*i)).unwrap_or(0);
         full.truncate(cut);
@@ -55,16 +81,16 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
     full
 }
 
-/// Already precise: the words of our own executor, or a system call's error.
-fn says_errno(text: &str) -> bool {
-    text.starts_with("exec: ") || text.contains("os error") || text.contains("container's cgroup")
+/// The words of our own executor, or a system call's error: nothing to add.
+fn is_precise(text: &str) -> bool {
+    text.starts_with("exec: ") || text.contains("os error") || text.starts_with("sysctl ")
 }
 
-fn errno_in(line: &str) -> &'static str {
-    [("ENOENT", "no such file or directory"), ("EACCES", "permission denied"), ("ENOTDIR", "not a directory")]
-        .into_iter()
-        .find(|(name, _)| line.contains(name))
-        .map_or("operation not permitted", |(_, text)| text)
+/// The first errno that `line` names, in words.
+fn errno_in(line: &str) -> Option<String> {
+    let word =
+        line.split(|c: char| !c.is_ascii_alphanumeric()).find_map(|w| ERRNOS.iter().find(|(name, _)| *name == w));
+    word.map(|(_, errno)| super::socket::errno_text(&std::io::Error::from_raw_os_error(*errno)))
 }
 
 #[cfg(test)]
@@ -90,7 +116,7 @@ mod tests {
             (
                 "failed to create container: exec process failed with error failed to prepare rootfs",
                 lines(&["failed to mount /m: EPERM", "failed to prepare rootfs"]),
-                "failed to prepare rootfs: failed to mount /m: EPERM",
+                "error during container init: failed to mount /m: EPERM: operation not permitted",
             ),
             (
                 "failed to create container: x (os error 2). error during cleanup: y",

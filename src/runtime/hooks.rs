@@ -16,15 +16,18 @@ use crate::sys::proc;
 /// How much of a failed hook's output is told, in bytes.
 const OUTPUT_MAX: u64 = 2048;
 
-/// The state document of the runtime specification, as hooks and `state` show it.
+/// The state document of the runtime specification, as hooks get it.
 pub fn oci_state(record: &Record, status: Status) -> Value {
     let mut state = json!({
         "ociVersion": record.oci_version,
         "id": record.id,
         "status": status.to_string(),
-        "pid": record.shown_pid(status),
         "bundle": record.bundle,
     });
+    let pid = record.shown_pid(status);
+    if pid != 0 {
+        state["pid"] = json!(pid);
+    }
     if !record.annotations.is_empty() {
         state["annotations"] = json!(record.annotations);
     }

@@ -48,8 +48,12 @@ impl Payload {
         self.env.iter().rev().find_map(|e| e.strip_prefix("PATH=")).unwrap_or_default()
     }
 
+    /// As written, in order; of several entries for one name the last counts, as in runc.
     fn environment(&self) -> Vec<String> {
-        let mut env = self.env.clone();
+        let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
+        let mut seen = std::collections::HashSet::new();
+        let mut env: Vec<String> = self.env.iter().rev().filter(|e| seen.insert(name(e))).cloned().collect();
+        env.reverse();
         if self.needs_home {
             env.retain(|e| e != "HOME=");
             let file = std::fs::File::open("/etc/passwd").ok();
@@ -89,7 +93,7 @@ impl Executor for Payload {
         Ok(())
     }
 
-    /// The environment is given to execve as it was written; this process's own is left alone.
+    /// The environment is given to execve directly; this process's own is left alone.
     fn setup_envs(&self, _: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
         Ok(())
     }
@@ -187,13 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_keeps_order_and_duplicates() {
+    fn the_environment_keeps_its_order_and_the_last_of_each_name() {
         let config = json!({"process": {"args": ["x"], "env": ["Z=1", "A=2", "Z=3", "HOME=/h", "PATH=/a", "PATH=/b"]}});
         let payload = Payload::new(&Config::from_value(config), Some(2));
         assert_eq!(payload.path_var(), "/b");
-        assert_eq!(
-            payload.environment(),
-            ["Z=1", "A=2", "Z=3", "HOME=/h", "PATH=/a", "PATH=/b", "LISTEN_FDS=2", "LISTEN_PID=1"]
-        );
+        assert_eq!(payload.environment(), ["A=2", "Z=3", "HOME=/h", "PATH=/b", "LISTEN_FDS=2", "LISTEN_PID=1"]);
     }
 }

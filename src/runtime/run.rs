@@ -236,7 +236,9 @@ impl Terminal {
     }
 
     fn resize(&self) {
-        if let Ok(size) = rustix::termios::tcgetwinsize(rustix::stdio::stdin()) {
+        let size = rustix::termios::tcgetwinsize(rustix::stdio::stdin()).ok();
+        // A terminal that has no size says nothing about the container's.
+        if let Some(size) = size.filter(|s| s.ws_row != 0 && s.ws_col != 0) {
             // The container may have closed its side.
             let _ = rustix::termios::tcsetwinsize(&self.master, size);
         }

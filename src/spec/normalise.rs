@@ -38,6 +38,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
     Step { name: "mount-destination", run: mount_destination },
+    Step { name: "tmpfs-mode", run: tmpfs_mode },
     Step { name: "home", run: home },
 ];
 
@@ -206,6 +207,34 @@ fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), S
     Ok(())
 }
 
+/// A tmpfs over a directory of the root filesystem takes that directory's mode, as in runc; the kernel's default is 1777.
+fn tmpfs_mode(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    for mount in mounts_mut(config) {
+        if mount.get("type").and_then(Value::as_str) != Some("tmpfs") {
+            continue;
+        }
+        let has_mode = mount
+            .get("options")
+            .and_then(Value::as_array)
+            .is_some_and(|list| list.iter().any(|o| o.as_str().is_some_and(|o| o.starts_with("mode="))));
+        let destination = PathBuf::from(mount.get("destination").and_then(Value::as_str).unwrap_or_default());
+        if has_mode || destination.as_os_str().is_empty() {
+            continue;
+        }
+        // A place that is not there yet has no mode to keep.
+        let Ok(dir) = inroot::open(context.root, &destination, OFlags::PATH | OFlags::DIRECTORY) else { continue };
+        let Ok(stat) = rustix::fs::fstat(&dir) else { continue };
+        let options = mount.entry("options").or_insert_with(|| json!([]));
+        if options.is_null() {
+            *options = json!([]);
+        }
+        if let Some(list) = options.as_array_mut() {
+            list.push(json!(format!("mode={:o}", stat.st_mode & 0o7777)));
+        }
+    }
+    Ok(())
+}
+
 /// Without HOME libcontainer asks the C library, which loads what the container's nsswitch.conf names.
 fn home(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     if home_of(&config.env()).is_some() {
@@ -236,11 +265,13 @@ pub fn home_of(env: &[String]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn check(name: &str, before: Value, after: Value) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("etc")).unwrap();
+        std::fs::create_dir(dir.path().join("sticky")).unwrap();
+        std::fs::set_permissions(dir.path().join("sticky"), std::fs::Permissions::from_mode(0o1750)).unwrap();
         symlink("../run/stub.conf", dir.path().join("etc/resolv.conf")).unwrap();
         symlink("/target", dir.path().join("link")).unwrap();
         crate::durable::replace_unsynced(&dir.path().join("etc/passwd"), b"u:x:7:7::/home/u:/bin/sh\n", 0o644).unwrap();
@@ -296,6 +327,14 @@ mod tests {
             "mount-destination",
             json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
             json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
+        );
+        check(
+            "tmpfs-mode",
+            json!({"mounts": [{"type": "tmpfs", "destination": "/sticky"}, {"type": "tmpfs", "destination": "/none"},
+                {"type": "tmpfs", "destination": "/sticky", "options": ["mode=700"]}]}),
+            json!({"mounts": [{"type": "tmpfs", "destination": "/sticky", "options": ["mode=1750"]},
+                {"type": "tmpfs", "destination": "/none"},
+                {"type": "tmpfs", "destination": "/sticky", "options": ["mode=700"]}]}),
         );
         let process = |uid: u32, env: Value| json!({"process": {"user": {"uid": uid}, "env": env}});
         check("home", process(7, json!(["A=b"])), process(7, json!(["A=b", "HOME=/home/u"])));

@@ -205,6 +205,12 @@ pub fn reap(pid: i32) -> io::Result<Ended> {
     }
 }
 
+/// Takes a variable out of this process's environment. The caller must be single-threaded.
+pub fn remove_env(name: &str) {
+    // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
+    unsafe { std::env::remove_var(name) }
+}
+
 /// Joins a new session keyring called `name`, so that the caller's keys are not the container's (keyctl(2)).
 /// A kernel without keyrings has none to share: not an error.
 pub fn join_session_keyring(name: &str) -> io::Result<()> {
