@@ -15,8 +15,13 @@ mod content;
 mod descent;
 mod error;
 mod locate;
+mod merge;
+mod patch;
 mod path;
+mod refresh;
 mod rename;
+mod seal;
+mod touch;
 mod xattr;
 
 #[cfg(test)]
@@ -29,7 +34,12 @@ pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary};
 pub use compare::compare;
 pub use error::DiffError;
 pub use locate::{Entry, lookup};
+pub use merge::merge;
+pub use patch::{PatchLimits, patch};
 pub use path::PathBytes;
+pub use refresh::refresh_passed;
+pub use seal::seal;
+pub use touch::{Touched, conflicts, decode_touched, encode_touched, touched};
 pub use xattr::Namespace;
 
 /// How to compare.

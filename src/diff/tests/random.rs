@@ -35,8 +35,14 @@ fn path(random: &mut Random, root: &Path) -> PathBuf {
 }
 
 fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
-    let status = std::process::Command::new("cp").arg("-aT").args([from, to]).output()?;
+    let status = std::process::Command::new("cp").args(["-aT", "--remove-destination"]).args([from, to]).output()?;
     if status.status.success() { Ok(()) } else { Err(std::io::ErrorKind::Other.into()) }
+}
+
+/// How many paths are under a directory.
+fn entries(dir: &Path) -> usize {
+    let Ok(list) = std::fs::read_dir(dir) else { return 0 };
+    list.flatten().map(|entry| 1 + if entry.path().is_symlink() { 0 } else { entries(&entry.path()) }).sum()
 }
 
 /// One thing that a program may do; failures are as good.
@@ -46,8 +52,7 @@ pub fn step(random: &mut Random, root: &Path) {
     let is = |path: &Path| std::fs::symlink_metadata(path).map(|meta| meta.file_type());
     let plain = is(&at).is_ok_and(|kind| kind.is_file() || kind.is_dir());
     let _ = match random.below(16) {
-        0 => std::fs::create_dir(&at),
-        1 => std::fs::create_dir_all(&at),
+        0 | 1 => std::fs::create_dir_all(&at),
         2 | 3 if plain || is(&at).is_err() => std::fs::File::create(&at).and_then(|mut f| {
             use std::io::Write;
             f.write_all(&b"xyz"[..random.below(3) as usize])
@@ -67,10 +72,10 @@ pub fn step(random: &mut Random, root: &Path) {
         13 if plain => std::fs::OpenOptions::new().write(true).open(&at).map(|_| ()),
         14 => {
             let kind = [FileType::Fifo, FileType::CharacterDevice, FileType::BlockDevice][random.below(3) as usize];
-            let dev = rustix::fs::makedev(7, random.below(2) as u32);
+            let dev = rustix::fs::makedev(240, random.below(2) as u32);
             mknodat(CWD, &at, kind, Mode::from_raw_mode(0o600), dev).map_err(Into::into)
         }
-        15 => copy_tree(&at, &other),
+        15 if entries(&at) < 6 => copy_tree(&at, &other),
         _ => Ok(()),
     };
 }
@@ -78,14 +83,14 @@ pub fn step(random: &mut Random, root: &Path) {
 /// A root filesystem and layers of random steps. The seed also chooses the kind of mount.
 pub fn history(seed: u64, layers: usize) -> (Lab, Random) {
     let mut random = Random::new(seed);
-    let mut lab = Lab::new(|root| (0..60).for_each(|_| step(&mut random, root)));
+    let mut lab = Lab::new(|root| (0..120).for_each(|_| step(&mut random, root)));
     match seed % 4 {
         0 => lab.flags = vec![("xino", "on")],
         1 => lab.namespace = Namespace::User,
         _ => {}
     }
     for _ in 0..layers {
-        lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+        lab.exec(|root| (0..40).for_each(|_| step(&mut random, root)));
     }
     (lab, random)
 }
@@ -95,7 +100,7 @@ fn one_layer_is_the_truth() {
     let mut kinds = std::collections::BTreeMap::new();
     for seed in 0..120 {
         let (mut lab, mut random) = history(seed, (seed % 3) as usize);
-        let (before, after) = lab.exec(|root| (0..25).for_each(|_| step(&mut random, root)));
+        let (before, after) = lab.exec(|root| (0..60).for_each(|_| step(&mut random, root)));
         let diff = lab.diff(1, &lab.options());
         assert_eq!(lines(&diff), truth(&before, &after), "seed {seed}");
         diff.changes.iter().for_each(|change| *kinds.entry(change.kind).or_insert(0) += 1);

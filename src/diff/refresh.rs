@@ -1,0 +1,127 @@
+//! Directories that a layer only passed through take the attributes that they have by now.
+//!
+//! Overlayfs copies a directory up, with its attributes, when something in it changes, and the newest layer's are
+//! those that are seen. Committed onto a newer generation, the copy would undo a change of mode made meanwhile.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fremovexattr, fsetxattr, futimens};
+use rustix::io::Errno;
+
+use super::Options;
+use super::descent::{Descent, Found, Side};
+use super::error::DiffError;
+use super::locate::file_type;
+use super::seal::times;
+use super::xattr::{Namespace, Reader, Xattrs};
+
+const UPPER: usize = 0;
+const BASE: usize = 1;
+const HEAD: usize = 2;
+
+/// Gives the directories of a sealed layer whose mode, owner and extended attributes are those of the base's view the
+/// ones, and the times, of the head's view. Both lists are newest first and end with the plain tree. Directories that
+/// the layer made, made anew or changed are left as they are, and those that the head has not.
+///
+/// # Errors
+/// [`DiffError::NoLayers`] for an empty list, [`DiffError::TooDeep`], [`DiffError::Call`] where the kernel refuses.
+pub fn refresh_passed(
+    upper: BorrowedFd<'_>,
+    base_lowers: &[BorrowedFd<'_>],
+    head_lowers: &[BorrowedFd<'_>],
+    options: &Options,
+) -> Result<(), DiffError> {
+    if base_lowers.is_empty() || head_lowers.is_empty() {
+        return Err(DiffError::NoLayers { operation: "refresh_passed" });
+    }
+    let sides = [
+        Side { layers: &[upper], plain_last: false },
+        Side { layers: base_lowers, plain_last: true },
+        Side { layers: head_lowers, plain_last: true },
+    ];
+    let list = [true, false, false];
+    let mut descent = Descent::new(sides, list, options.namespace, options.max_depth, ())?;
+    let mut xattrs = Reader::new(options.namespace);
+    descent.select(b"");
+    refresh(&descent, &mut xattrs, options.namespace)?;
+    loop {
+        while descent.advance() {
+            let (
+                Found::Dir { dirs: upper, closed: false, .. },
+                Found::Dir { dirs: base, .. },
+                Found::Dir { dirs: head, .. },
+            ) = (descent.resolve(UPPER)?, descent.resolve(BASE)?, descent.resolve(HEAD)?)
+            else {
+                continue;
+            };
+            descent.enter([upper, base, head], list, ())?;
+            descent.select(b"");
+            refresh(&descent, &mut xattrs, options.namespace)?;
+        }
+        if descent.leave()?.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// The innermost frame's directory.
+fn refresh(descent: &Descent<()>, xattrs: &mut Reader, ns: Namespace) -> Result<(), DiffError> {
+    let base = attributes(descent, BASE, xattrs)?;
+    let own = attributes(descent, UPPER, xattrs)?;
+    let head = attributes(descent, HEAD, xattrs)?;
+    let same = |a: &(Stat, Xattrs), b: &(Stat, Xattrs)| {
+        let key = |stat: &Stat| (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, file_type(stat));
+        key(&a.0) == key(&b.0) && a.1 == b.1
+    };
+    if !same(&own, &base) {
+        return Ok(());
+    }
+    let dir = &descent.frame().dirs[UPPER][0];
+    if !same(&own, &head) {
+        apply(dir.fd(), &own, &head, ns).map_err(|(call, source)| descent.failed(call, UPPER, dir.layer, source))?;
+    }
+    futimens(dir.fd(), &times(&head.0)).map_err(|source| descent.failed("utimensat", UPPER, dir.layer, source))
+}
+
+fn attributes(descent: &Descent<()>, side: usize, xattrs: &mut Reader) -> Result<(Stat, Xattrs), DiffError> {
+    let dir = &descent.frame().dirs[side][0];
+    let stat = rustix::fs::fstat(dir.fd()).map_err(|source| descent.failed("fstat", side, dir.layer, source))?;
+    let read = xattrs.read(dir.fd(), c".");
+    Ok((stat, read.map_err(|source| descent.failed("listxattrat", side, dir.layer, source))?))
+}
+
+fn apply(
+    dir: BorrowedFd<'_>,
+    own: &(Stat, Xattrs),
+    new: &(Stat, Xattrs),
+    ns: Namespace,
+) -> Result<(), (&'static str, Errno)> {
+    for (name, _) in own.1.iter().filter(|(name, _)| new.1.binary_search_by(|(other, _)| other.cmp(name)).is_err()) {
+        fremovexattr(dir, stored(name, ns)).map_err(|errno| ("fremovexattr", errno))?;
+    }
+    set_attributes(dir, &new.0, &new.1, ns)
+}
+
+/// Owner, then mode (which a change of owner may clear bits of), then extended attributes, of which an ACL may be one.
+pub(crate) fn set_attributes(
+    fd: BorrowedFd<'_>,
+    stat: &Stat,
+    xattrs: &Xattrs,
+    ns: Namespace,
+) -> Result<(), (&'static str, Errno)> {
+    let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+    fchown(fd, Some(uid), Some(gid)).map_err(|errno| ("fchown", errno))?;
+    fchmod(fd, Mode::from_raw_mode(stat.st_mode & 0o7777)).map_err(|errno| ("fchmod", errno))?;
+    for (name, value) in xattrs {
+        fsetxattr(fd, stored(name, ns), value, XattrFlags::empty()).map_err(|errno| ("fsetxattr", errno))?;
+    }
+    Ok(())
+}
+
+/// The name that a visible attribute is stored by in a layer: one like overlayfs's own is escaped.
+pub(crate) fn stored(visible: &[u8], ns: Namespace) -> Vec<u8> {
+    match visible.strip_prefix(ns.prefix()) {
+        Some(rest) => [ns.prefix(), b"overlay.", rest].concat(),
+        None => visible.to_vec(),
+    }
+}
