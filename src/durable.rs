@@ -56,6 +56,12 @@ pub fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
 }
 
+/// Moves a file over another one, on the same file system, without a sync.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fault::step("rename")?;
+    Ok(rustix::fs::rename(from, to)?)
+}
+
 /// Removes a file; one that is not there is no error.
 pub fn remove_file(path: &Path) -> io::Result<()> {
     fault::step("unlink")?;

@@ -23,7 +23,7 @@ use super::socket;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use crate::durable;
 use crate::id::ContainerId;
-use crate::spec::{Config, SpecError, inroot, normalise};
+use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::proc;
 use crate::telemetry::ErrorCapture;
 
@@ -64,6 +64,8 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
     let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
+    // What a create or delete that was killed left of ours in the bundle.
+    spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
     match (engine.terminal(), request.console_socket.is_some()) {
@@ -85,6 +87,7 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
         let _ = fs::remove_dir_all(&dir);
+        let _ = spec::restore(&bundle);
     }
     made
 }
@@ -200,8 +203,7 @@ fn build(
     };
     record.save()?;
     if !changed.is_empty() {
-        engine.keep_engine_copy(bundle)?;
-        config.store(bundle)?;
+        config.replace(engine, bundle)?;
     }
     prepare::prepare(&config, rootfs, &root)?;
 

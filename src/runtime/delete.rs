@@ -10,6 +10,7 @@ use super::hooks;
 use super::start::hooks_of;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
+use crate::spec;
 use crate::sys::proc::PidFd;
 
 /// What `delete` is asked for.
@@ -48,6 +49,7 @@ pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeEr
     remove_resctrl(&record);
     let warning =
         hooks_of(&record, "poststop").and_then(|list| hooks::run("poststop", &list, &record, Status::Stopped)).err();
+    spec::restore(&record.bundle)?;
     remove_dir(&record.dir)?;
     Ok(warning)
 }

@@ -17,6 +17,8 @@ use crate::error::{Classify, Kind};
 pub const CONFIG: &str = "config.json";
 /// The configuration as the engine wrote it, kept beside.
 pub const ENGINE_CONFIG: &str = "config.engine.json";
+/// What we made of it, to tell later whether somebody edited `config.json`.
+const MADE_CONFIG: &str = "agentsbx/config.json";
 /// Largest configuration that is read, in bytes.
 const CONFIG_MAX: u64 = 32 << 20;
 
@@ -88,6 +90,36 @@ impl Classify for SpecError {
     }
 }
 
+/// Puts the engine's configuration back where `config.json` still is what we made of it (but for the annotations that we
+/// write), so that a bundle can be used again. One that somebody edited meanwhile stays, with the engine's filter in the
+/// place of the one that we had rewritten.
+pub fn restore(bundle: &Path) -> Result<(), SpecError> {
+    let made = match Config::read(&bundle.join(MADE_CONFIG)) {
+        Err(SpecError::Missing(_)) => return Ok(()),
+        other => other?.without_results(),
+    };
+    let engine = Config::read(&bundle.join(ENGINE_CONFIG));
+    let (engine, now) = match (engine, Config::load(bundle)) {
+        (Err(SpecError::Missing(_)), _) | (_, Err(SpecError::Missing(_))) => return Ok(()),
+        (engine, now) => (engine?, now?),
+    };
+    let filter = "/linux/seccomp";
+    if now.clone().without_results() == made {
+        engine.store(bundle)?;
+    } else if let (Some(theirs), true) = (engine.value.pointer(filter), now.value.pointer(filter) == made.pointer(filter)) {
+        let mut edited = now;
+        if let Some(place) = edited.value.pointer_mut(filter) {
+            *place = theirs.clone();
+        }
+        edited.store(bundle)?;
+    }
+    for name in [MADE_CONFIG, ENGINE_CONFIG] {
+        let path = bundle.join(name);
+        durable::remove_file(&path).map_err(|source| SpecError::Write { path, source })?;
+    }
+    Ok(())
+}
+
 /// A configuration, as JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -97,7 +129,12 @@ pub struct Config {
 impl Config {
     /// Reads `BUNDLE/config.json`.
     pub fn load(bundle: &Path) -> Result<Config, SpecError> {
-        let path = bundle.join(CONFIG);
+        Config::read(&bundle.join(CONFIG))
+    }
+
+    /// Reads a configuration from a file.
+    pub fn read(path: &Path) -> Result<Config, SpecError> {
+        let path = path.to_owned();
         let file = std::fs::File::open(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => SpecError::Missing(path.clone()),
             _ => SpecError::Read { path: path.clone(), source },
@@ -131,15 +168,27 @@ impl Config {
         durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
     }
 
-    /// Keeps this configuration beside as the engine's. One that we wrote before (it carries a generation, and the
-    /// engine's copy is there) is not the engine's, and is not kept again.
-    pub fn keep_engine_copy(&self, bundle: &Path) -> Result<(), SpecError> {
-        let path = bundle.join(ENGINE_CONFIG);
-        if self.annotations().contains_key(annotations::GENERATION) && path.exists() {
-            return Ok(());
+    /// Replaces `config.json` by this one, made from `engine`, which is kept beside.
+    pub fn replace(&self, engine: &Config, bundle: &Path) -> Result<(), SpecError> {
+        let write = |path: PathBuf, config: &Config| {
+            let json = |source| SpecError::Json { path: path.clone(), source };
+            let bytes = serde_json::to_vec(&config.value).map_err(json)?;
+            durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
+        };
+        let dir = bundle.join("agentsbx");
+        std::fs::create_dir_all(&dir).map_err(|source| SpecError::Write { path: dir, source })?;
+        write(bundle.join(ENGINE_CONFIG), engine)?;
+        write(bundle.join(MADE_CONFIG), self)?;
+        self.store(bundle)
+    }
+
+    /// The configuration without the annotations that we write into it while the container lives.
+    fn without_results(mut self) -> Value {
+        if let Some(notes) = self.value.get_mut("annotations").and_then(Value::as_object_mut) {
+            notes.remove(annotations::GENERATION);
+            notes.remove(annotations::DIFF);
         }
-        let bytes = serde_json::to_vec(&self.value).map_err(|source| SpecError::Json { path: path.clone(), source })?;
-        durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
+        self.value
     }
 
     fn at(&self, pointer: &str) -> Option<&Value> {

@@ -35,8 +35,14 @@ fn path(random: &mut Random, root: &Path) -> PathBuf {
 }
 
 fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
-    let status = std::process::Command::new("cp").arg("-aT").args([from, to]).output()?;
+    let status = std::process::Command::new("cp").args(["-aT", "--remove-destination"]).args([from, to]).output()?;
     if status.status.success() { Ok(()) } else { Err(std::io::ErrorKind::Other.into()) }
+}
+
+/// How many paths are under a directory.
+fn entries(dir: &Path) -> usize {
+    let Ok(list) = std::fs::read_dir(dir) else { return 0 };
+    list.flatten().map(|entry| 1 + if entry.path().is_symlink() { 0 } else { entries(&entry.path()) }).sum()
 }
 
 /// One thing that a program may do; failures are as good.
@@ -66,10 +72,10 @@ pub fn step(random: &mut Random, root: &Path) {
         13 if plain => std::fs::OpenOptions::new().write(true).open(&at).map(|_| ()),
         14 => {
             let kind = [FileType::Fifo, FileType::CharacterDevice, FileType::BlockDevice][random.below(3) as usize];
-            let dev = rustix::fs::makedev(7, random.below(2) as u32);
+            let dev = rustix::fs::makedev(240, random.below(2) as u32);
             mknodat(CWD, &at, kind, Mode::from_raw_mode(0o600), dev).map_err(Into::into)
         }
-        15 => copy_tree(&at, &other),
+        15 if entries(&at) < 6 => copy_tree(&at, &other),
         _ => Ok(()),
     };
 }
@@ -77,14 +83,14 @@ pub fn step(random: &mut Random, root: &Path) {
 /// A root filesystem and layers of random steps. The seed also chooses the kind of mount.
 pub fn history(seed: u64, layers: usize) -> (Lab, Random) {
     let mut random = Random::new(seed);
-    let mut lab = Lab::new(|root| (0..250).for_each(|_| step(&mut random, root)));
+    let mut lab = Lab::new(|root| (0..120).for_each(|_| step(&mut random, root)));
     match seed % 4 {
         0 => lab.flags = vec![("xino", "on")],
         1 => lab.namespace = Namespace::User,
         _ => {}
     }
     for _ in 0..layers {
-        lab.exec(|root| (0..60).for_each(|_| step(&mut random, root)));
+        lab.exec(|root| (0..40).for_each(|_| step(&mut random, root)));
     }
     (lab, random)
 }
