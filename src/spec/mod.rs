@@ -106,7 +106,9 @@ pub fn restore(bundle: &Path) -> Result<(), SpecError> {
     let filter = "/linux/seccomp";
     if now.clone().without_results() == made {
         engine.store(bundle)?;
-    } else if let (Some(theirs), true) = (engine.value.pointer(filter), now.value.pointer(filter) == made.pointer(filter)) {
+    } else if let (Some(theirs), true) =
+        (engine.value.pointer(filter), now.value.pointer(filter) == made.pointer(filter))
+    {
         let mut edited = now;
         if let Some(place) = edited.value.pointer_mut(filter) {
             *place = theirs.clone();
@@ -372,6 +374,38 @@ mod tests {
         assert_eq!(config.host_uid(50), Some(7));
         value["linux"]["namespaces"] = json!([{"type": "pid"}]);
         assert_eq!(Config::from_value(value).host_uid(5), Some(5));
+    }
+
+    /// A bundle whose configuration we have replaced: it, the engine's, ours.
+    fn replaced() -> (tempfile::TempDir, Config, Config) {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Config::from_value(json!({"linux": {"seccomp": {"a": 1}}}));
+        let made = Config::from_value(json!({"linux": {"seccomp": {"a": 2}, "cgroupsPath": "/x"}, "annotations": {}}));
+        made.replace(&engine, dir.path()).unwrap();
+        (dir, engine, made)
+    }
+
+    #[test]
+    fn a_bundle_can_be_used_again() {
+        let (dir, engine, made) = replaced();
+        let mut annotated = made.clone();
+        annotated.value["annotations"] = json!({annotations::GENERATION: "7", annotations::DIFF: "{}"});
+        annotated.store(dir.path()).unwrap();
+        for _ in 0..2 {
+            restore(dir.path()).unwrap();
+            assert_eq!(Config::load(dir.path()).unwrap(), engine);
+            assert!(!dir.path().join(ENGINE_CONFIG).exists());
+        }
+    }
+
+    #[test]
+    fn an_edited_configuration_stays_with_the_engines_filter() {
+        let (dir, _, mut edited) = replaced();
+        edited.value["hostname"] = json!("new");
+        edited.store(dir.path()).unwrap();
+        restore(dir.path()).unwrap();
+        edited.value["linux"]["seccomp"]["a"] = json!(1);
+        assert_eq!(Config::load(dir.path()).unwrap(), edited);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::super::gc::{Garbage, GcPlan};
 use super::*;
+use crate::terms::Disposition;
 
 fn collect(store: &Store) -> gc::GcReport {
     store.execute_gc(&store.plan_gc().unwrap()).unwrap()

@@ -1,6 +1,7 @@
 //! Containers, generations, execs and the log: what the rows say after what was done.
 
 use super::*;
+use crate::terms::{Disposition, LayerMode};
 
 #[test]
 fn containers_are_found_by_id_prefix_and_root() {

@@ -7,6 +7,7 @@ mod history;
 mod processes;
 mod timing;
 
+use crate::terms::LayerMode;
 use std::path::{Path, PathBuf};
 
 use super::*;

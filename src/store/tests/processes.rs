@@ -1,6 +1,7 @@
 //! Many processes at once, and processes killed at any moment. Each child is this test binary again, told by its
 //! environment what to do.
 
+use crate::terms::Disposition;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
