@@ -234,7 +234,7 @@ fn launch(
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(engine, config, root, v1);
+    let fixups = Fixups::plan(engine, config, root, v1)?;
     if !request.no_new_keyring {
         proc::join_session_keyring(&format!("_ses.{}", record.id)).during("join a new session keyring")?;
     }

@@ -14,17 +14,13 @@ const DEV_ENTRIES: [&str; 11] =
 /// Prepares `rootfs`, opened as `root`. `config` is the normalised configuration.
 pub fn prepare(config: &Config, rootfs: &Path, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeError> {
     let mounts = config.mounts();
-    let on_dev = mounts.iter().rfind(|m| normalise::clean_absolute(&m.destination) == Path::new("/dev"));
-    if on_dev.is_some_and(|m| m.is_bind()) {
-        // libcontainer would replace ptmx and make links in the host's own /dev.
-        return Err(SpecError::Unsupported("a bind mount on /dev").into());
-    }
+    let on_dev = mounts.iter().any(|m| normalise::clean_absolute(&m.destination) == Path::new("/dev"));
     let dev = inroot::file_type(root, Path::new("/dev")).on("look at /dev in", rootfs)?;
     if !matches!(dev, None | Some(FileType::Directory)) {
         // libcontainer makes device files by the path ROOTFS/dev, and would follow a link out of the root.
         return Err(SpecError::Field { field: "root.path", why: "/dev in it is not a directory".into() }.into());
     }
-    if on_dev.is_none() && dev.is_some() {
+    if !on_dev && dev.is_some() {
         clear_dev(rootfs, root)?;
     }
     make_cwd(config, root);
