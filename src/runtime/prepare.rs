@@ -22,6 +22,7 @@ pub fn prepare(config: &Config, rootfs: &Path, root: &std::os::fd::OwnedFd) -> R
     }
     if !on_dev && dev.is_some() {
         clear_dev(rootfs, root)?;
+        plain_device_paths(config, root)?;
     }
     make_cwd(config, root);
     Ok(())
@@ -36,6 +37,21 @@ fn clear_dev(rootfs: &Path, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeEr
         let Ok(stat) = rustix::fs::statat(&dev, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         if matches!(FileType::from_raw_mode(stat.st_mode), FileType::Symlink | FileType::CharacterDevice) {
             rustix::fs::unlinkat(&dev, name, AtFlags::empty()).on("remove stale device in /dev of", rootfs)?;
+        }
+    }
+    Ok(())
+}
+
+/// libcontainer makes device files by path, so no directory on the way may be a link of the image.
+fn plain_device_paths(config: &Config, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeError> {
+    let devices = config.value().pointer("/linux/devices").and_then(serde_json::Value::as_array);
+    for path in devices.into_iter().flatten().filter_map(|d| d["path"].as_str()) {
+        let clean = normalise::clean_absolute(Path::new(path));
+        let parent = clean.parent().unwrap_or(Path::new("/"));
+        let real = inroot::resolve(root, parent).on("look at directory of device", &clean)?;
+        if real != parent {
+            let why = format!("the directory of {path} is a symbolic link in the root filesystem");
+            return Err(SpecError::Field { field: "linux.devices", why }.into());
         }
     }
     Ok(())
@@ -81,6 +97,18 @@ mod tests {
             let config = Config::from_value(json!({"process": {"cwd": "/"}, "mounts": mounts}));
             assert!(prepare(&config, dir.path(), &root).is_err());
         }
+    }
+
+    #[test]
+    fn a_device_below_a_link_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        symlink("/tmp", dir.path().join("dev/out")).unwrap();
+        let root = inroot::open_root(dir.path()).unwrap();
+        let with =
+            |path: &str| Config::from_value(json!({"process": {"cwd": "/"}, "linux": {"devices": [{"path": path}]}}));
+        assert!(prepare(&with("/dev/out/x"), dir.path(), &root).is_err());
+        prepare(&with("/dev/in/x"), dir.path(), &root).unwrap();
     }
 
     #[test]
