@@ -180,6 +180,16 @@ fn build(
     let context = normalise::Context { id: id.as_str(), root: &root, systemd_cgroup: request.systemd_cgroup };
     let changed = normalise::normalise(&mut config, &context)?;
     let all = cgroup::hierarchies()?;
+    let v1 = all.iter().any(|h| !h.controllers.is_empty());
+    if v1 && request.systemd_cgroup {
+        // libcontainer would take the systemd form for a directory's name.
+        return Err(
+            SpecError::Unsupported("the systemd cgroup driver needs cgroup v2; use cgroupfs on this host").into()
+        );
+    }
+    if v1 && !rustix::process::geteuid().is_root() {
+        return Err(SpecError::Unsupported("containers without root need cgroup v2; this host has cgroup v1").into());
+    }
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
