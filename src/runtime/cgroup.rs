@@ -357,7 +357,11 @@ pub fn signal_all(dirs: &[CgroupDir], signal: i32) -> Result<(), RuntimeError> {
         Ok(())
     });
     if froze || (was_frozen && signal == libc::SIGKILL) {
-        freeze(dirs, false)?;
+        match freeze(dirs, false) {
+            // Removed by somebody who deletes the same container: nobody is left to thaw.
+            Err(RuntimeError::Io { source, .. }) if is_gone(&source) => {}
+            other => other?,
+        }
     }
     outcome
 }

@@ -5,13 +5,14 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::error::{On, RuntimeError};
@@ -64,6 +65,10 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
     let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
+    // libcontainer reads the configuration back from the bundle: one create at a time in one bundle.
+    let lock = rustix::fs::open(&bundle, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .on("open", &bundle)?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("lock", &bundle)?;
     // What a create or delete that was killed left of ours in the bundle.
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
@@ -83,13 +88,23 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let made = build(request, id, &bundle, &rootfs, &engine, dir.clone(), &paths);
+    let bundle = Bundle { path: bundle, rootfs, engine, lock };
+    let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
         let _ = fs::remove_dir_all(&dir);
-        let _ = spec::restore(&bundle);
+        let _ = spec::restore(&bundle.path);
     }
     made
+}
+
+/// A bundle that was looked at and found good, and is ours until the first process waits.
+struct Bundle {
+    path: PathBuf,
+    rootfs: PathBuf,
+    /// The configuration as the engine wrote it.
+    engine: Config,
+    lock: OwnedFd,
 }
 
 /// The files and sockets that `create` writes to, made absolute before the current directory changes.
@@ -159,17 +174,26 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
 fn build(
     request: &CreateRequest,
     id: &ContainerId,
-    bundle: &Path,
-    rootfs: &Path,
-    engine: &Config,
+    bundle: &Bundle,
     dir: PathBuf,
     paths: &Outputs,
 ) -> Result<Record, RuntimeError> {
+    let Bundle { rootfs, engine, .. } = bundle;
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
     let mut config = engine.clone();
     let context = normalise::Context { id: id.as_str(), root: &root, systemd_cgroup: request.systemd_cgroup };
     let changed = normalise::normalise(&mut config, &context)?;
     let all = cgroup::hierarchies()?;
+    let v1 = all.iter().any(|h| !h.controllers.is_empty());
+    if v1 && request.systemd_cgroup {
+        // libcontainer would take the systemd form for a directory's name.
+        return Err(
+            SpecError::Unsupported("the systemd cgroup driver needs cgroup v2; use cgroupfs on this host").into()
+        );
+    }
+    if v1 && !rustix::process::geteuid().is_root() {
+        return Err(SpecError::Unsupported("containers without root need cgroup v2; this host has cgroup v1").into());
+    }
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
@@ -182,8 +206,8 @@ fn build(
         version: VERSION,
         id: id.clone(),
         oci_version: config.version().to_owned(),
-        bundle: bundle.to_owned(),
-        rootfs: rootfs.to_owned(),
+        bundle: bundle.path.clone(),
+        rootfs: rootfs.clone(),
         created: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true),
         owner: rustix::process::geteuid().as_raw(),
         pid: 0,
@@ -203,11 +227,11 @@ fn build(
     };
     record.save()?;
     if !changed.is_empty() {
-        config.replace(engine, bundle)?;
+        config.replace(engine, &bundle.path)?;
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let started = launch(request, &record, &config, engine, &root, &all, paths);
+    let started = launch(request, &record, bundle, &config, &root, &all, paths);
     match started {
         Ok((pid, cgroups)) => {
             record.pid = pid;
@@ -245,29 +269,25 @@ fn discard(dirs: &[CgroupDir]) {
 fn launch(
     request: &CreateRequest,
     record: &Record,
+    bundle: &Bundle,
     config: &Config,
-    engine: &Config,
     root: &OwnedFd,
     all: &[Hierarchy],
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(engine, config, root, v1);
+    let fixups = Fixups::plan(&bundle.engine, config, root, v1)?;
     if !request.no_new_keyring {
         proc::join_session_keyring(&format!("_ses.{}", record.id)).during("join a new session keyring")?;
     }
-    let payload = Payload::new(engine, request.listen_fds);
+    let payload = Payload::new(&bundle.engine, request.listen_fds, bundle.lock.as_raw_fd());
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {
         true => Some(cgroup::join_extra(&record.cgroup_path, all)?),
         false => None,
     };
     // Hooks run in the bundle, and libcontainer gives them its own current directory.
-    let here = rustix::fs::open(
-        ".",
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    );
+    let here = rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let result = rustix::process::chdir(&record.bundle).on("change directory to", &record.bundle).and_then(|()| {
         capture
             .during(request.debug_log.as_ref(), || first_process(request, record, payload, paths))

@@ -55,6 +55,10 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
     while let Some(rest) = WRAPPERS.iter().find_map(|w| text.strip_prefix(w)) {
         text = rest;
     }
+    // An error that came while another message was waited for is told inside of it, as Rust prints a string.
+    let inner = ["OtherError(\"", "ExecFailed(\""].iter().find_map(|w| text.split_once(w));
+    let unescaped = inner.and_then(|(_, rest)| rest.split_once("\"), expected")).map(|(t, _)| t.replace("\\\"", "\""));
+    let text = unescaped.as_deref().unwrap_or(text);
     if let Some(line) = captured.iter().find(|l| l.starts_with("failed to chdir")) {
         let why = errno_in(line).unwrap_or_else(|| "not possible".to_owned());
         return format!("chdir to cwd ({:?}) set in {} failed: {why}", config.cwd(), crate::spec::CONFIG);
@@ -117,6 +121,11 @@ mod tests {
                 "failed to create container: exec process failed with error failed to prepare rootfs",
                 lines(&["failed to mount /m: EPERM", "failed to prepare rootfs"]),
                 "error during container init: failed to mount /m: EPERM: operation not permitted",
+            ),
+            (
+                "failed to create container: received unexpected message: OtherError(\"cgroup \\\"x\\\": y (os error 13)\"), expected: Z",
+                lines(&[]),
+                "cgroup \"x\": y (os error 13)",
             ),
             (
                 "failed to create container: x (os error 2). error during cleanup: y",

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
 use super::copyup;
 use super::error::{On, RuntimeError};
@@ -17,6 +18,9 @@ use crate::sys::{inside, proc};
 enum Fixup {
     /// Flags or propagation that libcontainer does not apply.
     Attr { at: PathBuf, attr: MountAttr, recursive: bool, why: &'static str },
+    /// The engine's `/dev`, cloned, put over the one that libcontainer worked in; what was mounted below that one is
+    /// mounted below the new one again.
+    Dev { tree: OwnedFd, again: Vec<PathBuf> },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -26,12 +30,22 @@ enum Fixup {
 pub struct Fixups(Vec<Fixup>);
 
 impl Fixups {
-    /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (same mounts
-    /// in the same order). `v1`: the host has v1 hierarchies.
-    pub fn plan(engine: &Config, normalised: &Config, root: &OwnedFd, v1: bool) -> Fixups {
+    /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
+    /// mounts in the same order, then perhaps more). `v1`: the host has v1 hierarchies.
+    pub fn plan(engine: &Config, normalised: &Config, root: &OwnedFd, v1: bool) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
-        for (wanted, given) in engine.mounts().iter().zip(normalised.mounts()) {
-            let at = given.destination.clone();
+        let mut given = normalised.mounts();
+        given.truncate(engine.mounts().len());
+        for (wanted, at) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())) {
+            if wanted.is_dev_bind() {
+                let mut again: Vec<PathBuf> = given.iter().map(|m| m.destination.clone()).collect();
+                again.retain(|d| d.starts_with("/dev") && *d != Path::new("/dev"));
+                if engine.terminal() {
+                    again.push("/dev/console".into());
+                }
+                list.push(Fixup::Dev { tree: clone_source(wanted)?, again });
+                continue;
+            }
             if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
                 let attr = MountAttr { set: flags(wanted), propagation: 0 };
                 list.push(Fixup::Attr { at: at.clone(), attr, recursive: true, why: "cgroup mount flags" });
@@ -48,7 +62,7 @@ impl Fixups {
                 }
             }
         }
-        Fixups(list)
+        Ok(Fixups(list))
     }
 
     /// Makes them in the mount namespace of process `pid`.
@@ -71,6 +85,7 @@ impl Fixup {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| mountattr::set(mount, *attr, *recursive))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
+            Fixup::Dev { tree, again } => put_dev(root, tree, again),
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
@@ -81,6 +96,44 @@ impl Fixup {
 fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(root, at, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+/// The source of a bind mount as a detached tree, with the mount's flags and propagation.
+fn clone_source(mount: &Mount) -> Result<OwnedFd, RuntimeError> {
+    let source = mount.source.as_deref().unwrap_or(Path::new(""));
+    let recursive = mount.has("rbind");
+    let mut how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    how.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).on("clone mount", source)?;
+    let (propagation, deep) = propagation(mount).unwrap_or((libc::MS_PRIVATE, true));
+    mountattr::set(&tree, MountAttr { set: 0, propagation }, deep).on("set propagation of", source)?;
+    let set = flags(mount);
+    if set != 0 {
+        mountattr::set(&tree, MountAttr { set, propagation: 0 }, false).on("set flags of", source)?;
+    }
+    Ok(tree)
+}
+
+fn put_dev(root: &OwnedFd, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
+    let how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let how = how | OpenTreeFlags::AT_EMPTY_PATH;
+    let mut kept = Vec::new();
+    for at in again {
+        let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
+        let place = open(root, at, OFlags::PATH).map_err(said)?;
+        kept.push((at, rustix::mount::open_tree(place, c"", how).map_err(|err| said(err.into()))?));
+    }
+    let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
+    rustix::mount::unmount("/dev", off).map_err(|err| format!("unmount /dev: {err}"))?;
+    attach(root, tree, Path::new("/dev"))?;
+    kept.iter().try_for_each(|(at, tree)| attach(root, tree, at))
+}
+
+fn attach(root: &OwnedFd, tree: &OwnedFd, at: &Path) -> Result<(), String> {
+    let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    open(root, at, OFlags::PATH)
+        .and_then(|place| Ok(rustix::mount::move_mount(tree, c"", place, c"", how)?))
+        .map_err(|err| format!("mount on {}: {err}", at.display()))
 }
 
 fn flags(mount: &Mount) -> u64 {
@@ -142,10 +195,12 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
         Fixups::plan(&config, &config, &root, v1)
+            .unwrap()
             .0
             .iter()
             .map(|f| match f {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
+                Fixup::Dev { again, .. } => format!("dev {again:?}"),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
             })
             .collect()

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -26,11 +26,13 @@ pub struct Payload {
     console_size: Option<(u16, u16)>,
     null_stdio: [Option<OFlags>; 3],
     listen_fds: Option<u32>,
+    lock: RawFd,
 }
 
 impl Payload {
-    /// From the engine's configuration. `listen_fds` is the number of sockets passed by socket activation.
-    pub fn new(config: &Config, listen_fds: Option<u32>) -> Payload {
+    /// From the engine's configuration. `listen_fds` is the number of sockets passed by socket activation; `lock` is a
+    /// lock that is the parent's alone, so that a waiting container does not hold it.
+    pub fn new(config: &Config, listen_fds: Option<u32>, lock: RawFd) -> Payload {
         let env = config.env();
         Payload {
             args: config.args(),
@@ -40,6 +42,7 @@ impl Payload {
             null_stdio: if config.terminal() { [None; 3] } else { null_stdio() },
             listen_fds: listen_fds.filter(|n| *n > 0),
             env,
+            lock,
         }
     }
 
@@ -83,6 +86,8 @@ impl Executor for Payload {
     fn validate(&self, _: &Spec) -> Result<(), ExecutorValidationError> {
         let name = self.args.first().map(String::as_str).unwrap_or_default();
         look_up(name, self.path_var()).map_err(ExecutorValidationError::ArgValidationError)?;
+        proc::close_in_child(self.lock);
+        signal::end_when_asked();
         self.fix_stdio()
             .map_err(|err| ExecutorValidationError::ArgValidationError(format!("reopen /dev/null: {err}")))?;
         if let Some((rows, columns)) = self.console_size {
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn the_environment_keeps_its_order_and_the_last_of_each_name() {
         let config = json!({"process": {"args": ["x"], "env": ["Z=1", "A=2", "Z=3", "HOME=/h", "PATH=/a", "PATH=/b"]}});
-        let payload = Payload::new(&Config::from_value(config), Some(2));
+        let payload = Payload::new(&Config::from_value(config), Some(2), -1);
         assert_eq!(payload.path_var(), "/b");
         assert_eq!(payload.environment(), ["A=2", "Z=3", "HOME=/h", "PATH=/b", "LISTEN_FDS=2", "LISTEN_PID=1"]);
     }

@@ -14,18 +14,15 @@ const DEV_ENTRIES: [&str; 11] =
 /// Prepares `rootfs`, opened as `root`. `config` is the normalised configuration.
 pub fn prepare(config: &Config, rootfs: &Path, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeError> {
     let mounts = config.mounts();
-    let on_dev = mounts.iter().rfind(|m| normalise::clean_absolute(&m.destination) == Path::new("/dev"));
-    if on_dev.is_some_and(|m| m.is_bind()) {
-        // libcontainer would replace ptmx and make links in the host's own /dev.
-        return Err(SpecError::Unsupported("a bind mount on /dev").into());
-    }
+    let on_dev = mounts.iter().any(|m| normalise::clean_absolute(&m.destination) == Path::new("/dev"));
     let dev = inroot::file_type(root, Path::new("/dev")).on("look at /dev in", rootfs)?;
     if !matches!(dev, None | Some(FileType::Directory)) {
         // libcontainer makes device files by the path ROOTFS/dev, and would follow a link out of the root.
         return Err(SpecError::Field { field: "root.path", why: "/dev in it is not a directory".into() }.into());
     }
-    if on_dev.is_none() && dev.is_some() {
+    if !on_dev && dev.is_some() {
         clear_dev(rootfs, root)?;
+        plain_device_paths(config, root)?;
     }
     make_cwd(config, root);
     Ok(())
@@ -40,6 +37,21 @@ fn clear_dev(rootfs: &Path, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeEr
         let Ok(stat) = rustix::fs::statat(&dev, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         if matches!(FileType::from_raw_mode(stat.st_mode), FileType::Symlink | FileType::CharacterDevice) {
             rustix::fs::unlinkat(&dev, name, AtFlags::empty()).on("remove stale device in /dev of", rootfs)?;
+        }
+    }
+    Ok(())
+}
+
+/// libcontainer makes device files by path, so no directory on the way may be a link of the image.
+fn plain_device_paths(config: &Config, root: &std::os::fd::OwnedFd) -> Result<(), RuntimeError> {
+    let devices = config.value().pointer("/linux/devices").and_then(serde_json::Value::as_array);
+    for path in devices.into_iter().flatten().filter_map(|d| d["path"].as_str()) {
+        let clean = normalise::clean_absolute(Path::new(path));
+        let parent = clean.parent().unwrap_or(Path::new("/"));
+        let real = inroot::resolve(root, parent).on("look at directory of device", &clean)?;
+        if real != parent {
+            let why = format!("the directory of {path} is a symbolic link in the root filesystem");
+            return Err(SpecError::Field { field: "linux.devices", why }.into());
         }
     }
     Ok(())
@@ -85,6 +97,18 @@ mod tests {
             let config = Config::from_value(json!({"process": {"cwd": "/"}, "mounts": mounts}));
             assert!(prepare(&config, dir.path(), &root).is_err());
         }
+    }
+
+    #[test]
+    fn a_device_below_a_link_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        symlink("/tmp", dir.path().join("dev/out")).unwrap();
+        let root = inroot::open_root(dir.path()).unwrap();
+        let with =
+            |path: &str| Config::from_value(json!({"process": {"cwd": "/"}, "linux": {"devices": [{"path": path}]}}));
+        assert!(prepare(&with("/dev/out/x"), dir.path(), &root).is_err());
+        prepare(&with("/dev/in/x"), dir.path(), &root).unwrap();
     }
 
     #[test]

@@ -352,6 +352,11 @@ impl Mount {
         self.kind == "bind" || self.has("bind") || self.has("rbind")
     }
 
+    /// A bind mount on `/dev` itself.
+    pub fn is_dev_bind(&self) -> bool {
+        self.is_bind() && normalise::clean_absolute(&self.destination) == Path::new("/dev")
+    }
+
     /// Has this very option.
     pub fn has(&self, option: &str) -> bool {
         self.options.iter().any(|o| o == option)

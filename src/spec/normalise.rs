@@ -38,6 +38,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
     Step { name: "mount-destination", run: mount_destination },
+    Step { name: "dev-bind", run: dev_bind },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
     Step { name: "home", run: home },
     Step { name: "seccomp-masked", run: seccomp_masked },
@@ -227,6 +228,29 @@ fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), S
     Ok(())
 }
 
+/// On a `/dev` that is bound from the host libcontainer would make its links and replace ptmx in the host's. It gets one
+/// of its own to work in; the bind mount is put over it afterwards.
+fn dev_bind(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let before = config.mounts();
+    let binds: Vec<bool> = before.iter().map(super::Mount::is_dev_bind).collect();
+    let source = before.iter().rfind(|m| m.is_dev_bind()).and_then(|m| m.source.clone());
+    let own_pts = before.iter().any(|m| clean_absolute(&m.destination) == Path::new("/dev/pts"));
+    for (mount, _) in mounts_mut(config).zip(binds).filter(|(_, bind)| *bind) {
+        mount.insert("type".to_owned(), json!("tmpfs"));
+        mount.insert("source".to_owned(), json!("tmpfs"));
+        mount.insert("options".to_owned(), json!(["nosuid", "strictatime", "mode=755", "size=65536k"]));
+    }
+    // A terminal is then one of the devpts that will be at /dev/pts.
+    if let Some(source) = source.filter(|_| config.terminal() && !own_pts)
+        && let Some(list) = config.value_mut().get_mut("mounts").and_then(Value::as_array_mut)
+    {
+        list.push(
+            json!({"destination": "/dev/pts", "type": "bind", "source": source.join("pts"), "options": ["bind"]}),
+        );
+    }
+    Ok(())
+}
+
 /// A tmpfs over a directory of the root filesystem takes that directory's mode, as in runc; the kernel's default is 1777.
 fn tmpfs_mode(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     for mount in mounts_mut(config) {
@@ -358,6 +382,12 @@ mod tests {
             "mount-destination",
             json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
             json!({"mounts": [{"destination": "/etc"}, {"destination": "/etc/resolv.conf"}]}),
+        );
+        check(
+            "dev-bind",
+            json!({"mounts": [{"type": "bind", "destination": "/dev/", "source": "/dev"}, {"type": "bind", "destination": "/dev/x"}]}),
+            json!({"mounts": [{"type": "tmpfs", "destination": "/dev/", "source": "tmpfs",
+                "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}, {"type": "bind", "destination": "/dev/x"}]}),
         );
         check(
             "tmpfs-mode",

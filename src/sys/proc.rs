@@ -205,6 +205,12 @@ pub fn reap(pid: i32) -> io::Result<Ended> {
     }
 }
 
+/// Closes a descriptor that this forked child has from its parent and that no value in the child will use again.
+pub fn close_in_child(fd: std::os::fd::RawFd) {
+    // SAFETY: close takes no pointers; by the contract no owner in this process touches the number afterwards.
+    unsafe { libc::close(fd) };
+}
+
 /// Takes a variable out of this process's environment. The caller must be single-threaded.
 pub fn remove_env(name: &str) {
     // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.

@@ -113,6 +113,27 @@ pub fn reset_for_exec() -> io::Result<()> {
     if rc != 0 { Err(io::Error::from_raw_os_error(rc)) } else { Ok(()) }
 }
 
+/// Makes the signals that ask a process to end do so even for the first process of a pid namespace, for which the kernel
+/// ignores those without a handler. Ignored ones stay ignored. execve undoes it.
+pub fn end_when_asked() {
+    extern "C" fn end(signal: libc::c_int) {
+        // SAFETY: _exit is async-signal-safe.
+        unsafe { libc::_exit(128 + signal) }
+    }
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: the structure is valid for writing, and zeroed it is a valid one to begin with; the handler only calls
+        // _exit.
+        unsafe {
+            if libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) == 0
+                && now.assume_init_ref().sa_sigaction == libc::SIG_DFL
+            {
+                libc::signal(signal, end as extern "C" fn(libc::c_int) as libc::sighandler_t);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
