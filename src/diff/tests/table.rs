@@ -494,3 +494,116 @@ fn patches_apply() {
     assert!(got == want, "{:#?}", truth(&want, &got));
     assert_eq!(diff.changes.iter().filter(|change| change.kind == Kind::Renamed).count(), 1);
 }
+
+#[test]
+fn the_root_filesystem_may_be_a_live_overlay() {
+    let mut inner = Lab::new(base);
+    inner.exec(|root| {
+        fs::remove_file(root.join("h")).unwrap();
+        acl(root.join("g"));
+        put(root.join("d/e/z"), b"z");
+    });
+    let engine_upper = inner.scratch("engine");
+    let engine = inner.mount(&engine_upper, &inner.lowers());
+    let upper = inner.scratch("upper");
+    let ours = inner.mount(&upper, &[engine.root()]);
+    let root = ours.root();
+    let before = super::walk::walk(&root);
+    put(root.join("h"), b"again");
+    drop(File::options().write(true).open(root.join("g")).unwrap());
+    chmod(root.join("same"), 0o600);
+    fs::remove_dir_all(root.join("d")).unwrap();
+    let after = super::walk::walk(&root);
+    let file = File::open(&upper).unwrap();
+    let diff = crate::diff::compare(&[file.as_fd()], &[engine.fd()], &inner.options()).unwrap();
+    assert_eq!(lines(&diff), truth(&before, &after));
+    assert_eq!(diff.unchanged, [PathBytes::from("/g")]);
+}
+
+#[test]
+fn a_lower_tree_that_changes_meanwhile_is_no_error() {
+    let fill = |root: &Path| {
+        for i in 0..40 {
+            let dir = root.join(format!("d{i}"));
+            let _ = fs::create_dir(&dir);
+            (0..5).for_each(|f| put(dir.join(format!("f{f}")), b"12345"));
+        }
+    };
+    let mut lab = Lab::new(fill);
+    lab.exec(|root| {
+        fill(root);
+        fs::remove_dir_all(root.join("d0")).unwrap();
+    });
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let rootfs = lab.rootfs();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                for i in 0..40 {
+                    let dir = rootfs.join(format!("d{i}"));
+                    let file = dir.join("f1");
+                    let _ = fs::remove_file(&file);
+                    let _ = mknodat(CWD, &file, RawType::Fifo, Mode::RWXU, 0);
+                    let _ = fs::remove_file(&file);
+                    let _ = symlink("f0", &file);
+                    let _ = fs::remove_file(&file);
+                    let _ = fs::remove_dir_all(&dir);
+                    let _ = symlink("d0", &dir);
+                    let _ = fs::remove_file(&dir);
+                }
+                // What the walk must cope with is made anew, by names that may be directories, links or nothing.
+                for i in 0..40 {
+                    let dir = rootfs.join(format!("d{i}"));
+                    let _ = fs::create_dir(&dir);
+                    for f in 0..5 {
+                        let _ = File::create(dir.join(format!("f{f}"))).and_then(|mut file| file.write_all(b"12345"));
+                    }
+                }
+            }
+        });
+        for _ in 0..150 {
+            let result = {
+                let fds = open_all(&lab.lowers());
+                let options = Options { renames: true, ..lab.options() };
+                crate::diff::compare(&[fds[0].as_fd()], &[fds[1].as_fd()], &options)
+            };
+            if result.is_err() {
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            let error = result.err().map(|error| crate::error::chain(&error));
+            assert_eq!(error, None);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[cfg(feature = "schema")]
+#[test]
+fn real_changes_validate_against_the_schema() {
+    let schema = serde_json::to_value(schemars::schema_for!(Vec<crate::diff::Change>)).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let mut lab = Lab::new(|root| {
+        base(root);
+        TYPES.iter().for_each(|file_type| make(&root.join(format!("old-{file_type}")), file_type));
+    });
+    let diff = lab.check(|root| {
+        TYPES.iter().for_each(|file_type| make(&root.join(file_type), file_type));
+        put(root.join(std::ffi::OsStr::from_bytes(b"\xff")), b"");
+        acl(root.join("f"));
+        xattr(root.join("f"), "user.a", b"");
+        capability(root.join("g"));
+        chmod(root.join("h"), 0o4755);
+        fs::remove_dir_all(root.join("old-directory")).unwrap();
+        fs::remove_file(root.join("old-file")).unwrap();
+        fs::create_dir(root.join("old-file")).unwrap();
+        fs::hard_link(root.join("same"), root.join("also")).unwrap();
+    });
+    let document = serde_json::to_value(&diff.changes).unwrap();
+    let errors: Vec<String> = validator.iter_errors(&document).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let mut wrong = document.clone();
+    wrong[0]["mode"] = "644".into();
+    assert!(!validator.is_valid(&wrong));
+    let summary = serde_json::to_value(schemars::schema_for!(crate::diff::Summary)).unwrap();
+    assert!(jsonschema::is_valid(&summary, &serde_json::to_value(diff.summary).unwrap()));
+}
