@@ -45,7 +45,7 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
     }
     let sides = [
         Side { layers, plain_last: false },
-        Side { layers: &[out], plain_last: true },
+        Side { layers: &[out], plain_last: false },
         Side { layers: &[], plain_last: false },
     ];
     let level = Level { hidden: false, whiteouts: false };

@@ -392,7 +392,27 @@ fn deep_trees_take_few_descriptors_and_have_a_bound() {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = crate::diff::compare(&fds[..1], &fds[1..], &lab.options()).unwrap();
     assert_eq!(diff.summary.added, 2 * depth);
-    // The walk is over and so are its descriptors.
+    // However deep, few directories are open.
+    use crate::diff::descent::{Descent, Found, Side};
+    let side = |layers| Side { layers, plain_last: false };
+    let list = [true, false, false];
+    let sides = [side(&fds[..1]), side(&[]), side(&[])];
+    let mut descent = Descent::new(sides, list, Namespace::Trusted, 4096, ()).unwrap();
+    let (mut most, mut entered) = (0, 0);
+    loop {
+        while descent.advance() {
+            let Found::Dir { dirs, .. } = descent.resolve(0).unwrap() else { panic!("only directories") };
+            descent.enter([dirs, Vec::new(), Vec::new()], list, ()).unwrap();
+            entered += 1;
+            most = most.max(descent.open());
+        }
+        if descent.leave().unwrap().is_none() {
+            break;
+        }
+        most = most.max(if descent.depth() > 0 { descent.open() } else { 0 });
+    }
+    assert_eq!(entered, 2 * depth);
+    assert!((200..=320).contains(&most), "{most}");
     let error = crate::diff::compare(&fds[..1], &fds[1..], &Options { max_depth: 1000, ..lab.options() }).unwrap_err();
     assert!(matches!(error, crate::diff::DiffError::TooDeep { limit: 1000, .. }), "{error}");
     let options = Options { max_path_bytes: 10_000, ..lab.options() };
@@ -440,6 +460,9 @@ fn lookups_see_what_the_mount_shows() {
     assert_eq!(get("/d").map(|entry| entry.layer), Some(0));
     assert_eq!(get("/l").and_then(|entry| entry.target), Some(PathBytes::from("f")));
     assert!(get("/").is_some());
+    for out in ["/..", "/../rootfs", "/d/../g", "/d/..", "/.", "/g\0"] {
+        assert_eq!(get(out), None, "{out:?}");
+    }
 }
 
 #[test]
