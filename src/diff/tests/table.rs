@@ -12,7 +12,8 @@ use rustix::fs::{CWD, FileType as RawType, Mode, XattrFlags, mknodat, setxattr};
 use super::lab::{Lab, open_all};
 use super::walk::{lines, truth};
 use crate::diff::{
-    Diff, Kind, Namespace, Options, PatchLimits, PathBytes, lookup, patch, refresh_passed, seal, touched,
+    Diff, Kind, Namespace, Options, PatchLimits, PathBytes, Touched, conflicts, lookup, patch, refresh_passed, seal,
+    touched,
 };
 
 fn put(path: impl AsRef<Path>, bytes: &[u8]) {
@@ -219,8 +220,11 @@ fn odd_names_and_nodes() {
 fn renames() {
     let mut lab = Lab::new(|root| {
         base(root);
-        put(root.join("empty1"), b"");
-        put(root.join("empty2"), b"");
+        // Two empty files that look the same can't be told apart.
+        for name in ["empty1", "empty2"] {
+            let times = fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH);
+            File::create(root.join(name)).unwrap().set_times(times).unwrap();
+        }
     });
     let (before, after) = lab.exec(|root| {
         let mv = |from: &str, to: &str| rustix::fs::rename(root.join(from), root.join(to)).unwrap();
@@ -267,6 +271,41 @@ fn renames() {
     assert_eq!((summary.renamed, summary.deleted, summary.added, summary.bytes), (3, 4, 4, 1));
     let set = touched(&diff);
     assert!(set.iter().any(|t| t.path.as_bytes() == b"/f" && t.covers));
+}
+
+#[test]
+fn a_directory_made_anew_keeps_what_it_shows_and_covers_what_it_hides() {
+    let mut lab = Lab::new(base);
+    let (before, after) = lab.exec(|root| {
+        let cp = std::process::Command::new("cp").arg("-a").args([root.join("d"), root.join("anew")]).status();
+        assert!(cp.unwrap().success());
+        fs::remove_dir_all(root.join("d")).unwrap();
+        rustix::fs::rename(root.join("anew"), root.join("d")).unwrap();
+        fs::remove_file(root.join("d/x")).unwrap();
+    });
+    let fds = open_all(&lab.lowers());
+    let diff = seal(fds[0].as_fd(), &[fds[1].as_fd()], &lab.options()).unwrap();
+    assert_eq!(brief(&diff), ["deleted /d/x"]);
+    // The copy that equals the lower's is all that is seen of it.
+    assert_eq!(diff.unchanged, [PathBytes::from("/d/e/y")]);
+    assert_eq!(truth(&before, &lab.view(&lab.lowers())), truth(&before, &after));
+    assert_eq!(diff.hides, [PathBytes::from("/d")]);
+    let theirs = Touched { path: PathBytes::from("/d/new"), covers: false, new_directory: None };
+    assert_eq!(conflicts(&touched(&diff), std::slice::from_ref(&theirs)), [theirs.path]);
+
+    // All of it as it was: nothing is left.
+    lab.layers.clear();
+    let upper = lab.scratch("again");
+    let mounted = lab.mount(&upper, &lab.lowers());
+    let root = mounted.root();
+    let cp = std::process::Command::new("cp").arg("-a").args([root.join("d"), root.join("anew")]).status();
+    assert!(cp.unwrap().success());
+    fs::remove_dir_all(root.join("d")).unwrap();
+    rustix::fs::rename(root.join("anew"), root.join("d")).unwrap();
+    let file = File::open(&upper).unwrap();
+    let diff = seal(file.as_fd(), &[fds[1].as_fd()], &lab.options()).unwrap();
+    assert!(diff.summary.is_empty() && diff.hides.is_empty(), "{diff:?}");
+    assert_eq!(fs::read_dir(&upper).unwrap().count(), 0);
 }
 
 #[test]
