@@ -21,7 +21,7 @@ pub enum Kind {
     Deleted,
     /// The type changed.
     Replaced,
-    /// A deleted and an added path that are the same file.
+    /// A deleted and an added path that are the same file (regular, or a symbolic link).
     Renamed,
 }
 

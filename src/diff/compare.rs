@@ -325,8 +325,11 @@ impl Comparison<'_> {
                     Err(errno) if vanished(errno) => return Ok(true),
                     Err(source) => return Err(self.failed("openat", lower, source)),
                 };
-                let same = self.content.same(above.as_fd(), below.as_fd(), size(upper.stat));
-                same.map(|same| !same).map_err(|e| self.failed(e.call, if e.second { lower } else { upper }, e.source))
+                match self.content.same(above.as_fd(), below.as_fd(), size(upper.stat)) {
+                    Ok(same) => Ok(!same),
+                    Err(e) if e.second && vanished(e.source) => Ok(true),
+                    Err(e) => Err(self.failed(e.call, if e.second { lower } else { upper }, e.source)),
+                }
             }
             FileType::Symlink => Ok(Some(self.read_link(upper)?) != self.read_lower_link(lower)?),
             FileType::Char | FileType::Block => Ok(upper.stat.st_rdev != lower.stat.st_rdev),
@@ -391,6 +394,8 @@ impl Comparison<'_> {
         }
         attributes.sort_unstable();
         attributes.dedup();
+        let name_len = |attribute: &Attribute| if let Attribute::Xattr(name) = attribute { name.len() } else { 0 };
+        self.spend(attributes.iter().map(name_len).sum())?;
         Ok(attributes)
     }
 
@@ -408,11 +413,17 @@ impl Comparison<'_> {
     }
 
     fn keep_path(&mut self) -> Result<PathBytes, DiffError> {
-        self.path_bytes = self.path_bytes.saturating_add(self.descent.path.len());
+        self.spend(self.descent.path.len())?;
+        Ok(self.descent.path())
+    }
+
+    /// Counts what is kept of names that a container chose.
+    fn spend(&mut self, bytes: usize) -> Result<(), DiffError> {
+        self.path_bytes = self.path_bytes.saturating_add(bytes);
         if self.path_bytes > self.options.max_path_bytes {
             return Err(DiffError::TooLarge { limit: self.options.max_path_bytes });
         }
-        Ok(self.descent.path())
+        Ok(())
     }
 
     /// The current entry as a change.
@@ -423,6 +434,7 @@ impl Comparison<'_> {
             (FileType::Symlink, _) => Some(PathBytes::new(self.read_link(seen)?)),
             _ => None,
         };
+        self.spend(target.as_ref().map_or(0, |target| target.as_bytes().len()))?;
         Ok(Change {
             kind,
             path: self.keep_path()?,
@@ -513,8 +525,18 @@ fn same_inode(a: &Stat, b: &Stat) -> bool {
 }
 
 /// A name of the live lower tree has gone, or is something else now.
-fn vanished(errno: Errno) -> bool {
-    matches!(errno, Errno::NOENT | Errno::STALE | Errno::LOOP | Errno::NOTDIR | Errno::INVAL | Errno::NXIO)
+pub(crate) fn vanished(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::NOENT
+            | Errno::STALE
+            | Errno::LOOP
+            | Errno::NOTDIR
+            | Errno::ISDIR
+            | Errno::INVAL
+            | Errno::NXIO
+            | Errno::SPIPE
+    )
 }
 
 fn digest(stat: &Stat, xattrs: &Xattrs) -> [u8; 16] {

@@ -148,6 +148,14 @@ impl<T> Descent<T> {
         self.frames.len()
     }
 
+    /// How many descriptors of directories are open, the roots' apart.
+    #[cfg(test)]
+    pub fn open(&self) -> usize {
+        let open = self.frames.iter().flat_map(|frame| frame.dirs.iter().flatten()).filter(|dir| dir.fd.is_some());
+        assert_eq!(open.count(), self.open);
+        self.open
+    }
+
     pub fn frame(&self) -> &Frame<T> {
         self.frames.last().unwrap_or_else(|| unreachable!("a descent has a frame until it is left"))
     }

@@ -35,7 +35,7 @@ pub struct Entry {
 }
 
 /// Looks one path up in a stack, newest layer first, the last a plain tree. Nothing is followed: a path through a
-/// symbolic link is not found.
+/// symbolic link, or with `.` or `..` in it, is not found.
 ///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty stack, [`DiffError::Call`] where the kernel refuses.
@@ -98,14 +98,18 @@ impl Locator {
             let rest = &parent[self.descent.frame_path_len()..];
             let rest = rest.strip_prefix(b"/").unwrap_or(rest);
             let part = rest.split(|b| *b == b'/').next().unwrap_or_default();
+            if !is_name(part) {
+                return Ok(false);
+            }
             self.descent.select(part);
             match self.descent.resolve(0)? {
                 Found::Dir { dirs, .. } => self.descent.enter([dirs, Vec::new(), Vec::new()], [false; SIDES], ())?,
                 _ => return Ok(false),
             }
         }
-        self.descent.select(path.file_name());
-        Ok(true)
+        let name = path.file_name();
+        self.descent.select(name);
+        Ok(name.is_empty() || is_name(name))
     }
 
     /// What the stack shows at `path`.
@@ -133,6 +137,11 @@ impl Locator {
         let target = readlinkat(dir.fd(), self.name(), Vec::new());
         Ok(PathBytes::new(target.map_err(|source| self.failed("readlinkat", layer, source))?.into_bytes()))
     }
+}
+
+/// What a directory can have an entry of; `..` would lead out of the layer.
+fn is_name(part: &[u8]) -> bool {
+    !matches!(part, b"" | b"." | b"..") && part.len() <= 255 && !part.contains(&0)
 }
 
 pub(crate) fn file_type(stat: &Stat) -> FileType {

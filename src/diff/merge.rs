@@ -27,6 +27,8 @@ type Made = Result<(), (&'static str, Errno)>;
 struct Level {
     /// What is below the merged layer is hidden here, so that whiteouts are not needed.
     hidden: bool,
+    /// Whiteouts were made here.
+    whiteouts: bool,
 }
 
 /// Makes in `out`, an empty directory on the layers' filesystem, one layer that over anything shows what `layers`
@@ -43,10 +45,10 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
     }
     let sides = [
         Side { layers, plain_last: false },
-        Side { layers: &[out], plain_last: true },
+        Side { layers: &[out], plain_last: false },
         Side { layers: &[], plain_last: false },
     ];
-    let level = Level { hidden: false };
+    let level = Level { hidden: false, whiteouts: false };
     let mut check = Descent::new(
         [
             Side { layers: &[out], plain_last: true },
@@ -93,7 +95,9 @@ impl Merger<'_> {
             Found::Whiteout if hidden => Ok(()),
             Found::Whiteout => {
                 let made = mknodat(out, name, RawType::CharacterDevice, Mode::empty(), 0);
-                made.map_err(|source| self.failed("mknodat", source))
+                made.map_err(|source| self.failed("mknodat", source))?;
+                self.descent.frame_mut().data.whiteouts = true;
+                Ok(())
             }
             Found::Node { at, stat } => self.node(at, &stat),
             Found::Dir { dirs, closed, .. } => {
@@ -107,7 +111,7 @@ impl Merger<'_> {
                 let Found::Dir { dirs: out, .. } = self.descent.resolve(OUT)? else {
                     return Err(self.failed("openat", Errno::NOTDIR));
                 };
-                let level = Level { hidden: hidden || closed };
+                let level = Level { hidden: hidden || closed, whiteouts: false };
                 self.descent.enter([dirs, out, Vec::new()], [true, false, false], level)
             }
         }
@@ -175,6 +179,12 @@ impl Merger<'_> {
         let stat = fstat(from.fd()).map_err(|source| self.descent.failed("fstat", LAYERS, from.layer, source))?;
         let xattrs = self.xattrs.read(from.fd(), c".");
         let xattrs = xattrs.map_err(|source| self.descent.failed("listxattrat", LAYERS, from.layer, source))?;
+        // In a directory that no other layer has, the kernel would list whiteouts as entries, unless the directory
+        // says that it was copied up.
+        if frame.data.whiteouts {
+            let set = fsetxattr(out, self.options.namespace.origin(), b"", XattrFlags::empty());
+            set.map_err(|source| self.failed("fsetxattr", source))?;
+        }
         set_attributes(out, &stat, &xattrs, self.options.namespace)
             .and_then(|()| rustix::fs::futimens(out, &times(&stat)).map_err(|errno| ("utimensat", errno)))
             .map_err(|(call, source)| self.failed(call, source))

@@ -58,7 +58,7 @@ pub struct Options {
     pub namespace: Namespace,
     /// The deepest nesting of directories that is followed; deeper is [`DiffError::TooDeep`].
     pub max_depth: usize,
-    /// The most bytes of paths that are kept; more is [`DiffError::TooLarge`]. It bounds the memory that a hostile
+    /// The most bytes of paths and other names that are kept; more is [`DiffError::TooLarge`]. It bounds the memory that a hostile
     /// layer can take.
     pub max_path_bytes: usize,
 }

@@ -2,16 +2,18 @@
 //!
 //! Overlayfs turns a rename into a copy and a whiteout, so identity is gone; what is left is the content, and size,
 //! modification time, mode and owner, which a rename keeps. Pairs are told only where all of these agree. Where
-//! several deleted files agree, one of the same name is preferred, and then the first by path.
+//! several deleted files agree, one of the same name is preferred, and then the first by path. An empty file is told
+//! only where no other looks the same. Of a moved directory the files are renamed, and the directories are deleted and
+//! added.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Stat, readlinkat};
-use rustix::io::Errno;
 
 use super::Options;
 use super::change::{Diff, FileType, Kind};
+use super::compare::vanished;
 use super::content::{Comparer, open_file};
 use super::descent::Found;
 use super::error::DiffError;
@@ -171,10 +173,13 @@ fn same(
     let file = file.map_err(|source| above.failed("openat", upper.layer, source))?;
     let was = match open_file(lower.fd(), below.name()) {
         Ok(was) => was,
-        Err(Errno::NOENT | Errno::LOOP | Errno::STALE | Errno::NXIO) => return Ok(false),
+        Err(errno) if vanished(errno) => return Ok(false),
         Err(source) => return Err(below.failed("openat", lower.layer, source)),
     };
-    content.same(file.as_fd(), was.as_fd(), key.size).map_err(|e| {
-        if e.second { below.failed(e.call, lower.layer, e.source) } else { above.failed(e.call, upper.layer, e.source) }
-    })
+    match content.same(file.as_fd(), was.as_fd(), key.size) {
+        Ok(same) => Ok(same),
+        Err(e) if e.second && vanished(e.source) => Ok(false),
+        Err(e) if e.second => Err(below.failed(e.call, lower.layer, e.source)),
+        Err(e) => Err(above.failed(e.call, upper.layer, e.source)),
+    }
 }

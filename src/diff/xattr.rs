@@ -44,6 +44,14 @@ impl Namespace {
         }
     }
 
+    /// Empty: copied up, from where is not known.
+    pub(crate) fn origin(self) -> &'static CStr {
+        match self {
+            Namespace::Trusted => c"trusted.overlay.origin",
+            Namespace::User => c"user.overlay.origin",
+        }
+    }
+
     /// The name that a container sees of a stored attribute: None for overlayfs's own; an escaped one has one
     /// `overlay.` removed, in place.
     pub(crate) fn visible(self, stored: &[u8]) -> Option<std::borrow::Cow<'_, [u8]>> {

@@ -29,9 +29,9 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// A path that leads into the mount.
+    /// A path that leads into the mount, for child processes too.
     pub fn root(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd()))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
