@@ -1,9 +1,10 @@
 //! `delete`: the container first, then, when its execs have written their results, its history.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::presence::Absence;
 use super::{Context, OpsError, recover};
-use crate::runtime::{DeleteRequest, Record, RuntimeError, delete as remove};
+use crate::runtime::{DeleteRequest, Record, RuntimeError, Status, delete as remove};
 use crate::store::{ContainerKey, Store, StoreError};
 
 /// How long `delete` waits for supervisors that are writing results. Engines give up on a delete after 5 to 10 s.
@@ -11,23 +12,29 @@ const PATIENCE: Duration = Duration::from_secs(4);
 
 /// Deletes the container and drops its history. `Some` is a `poststop` hook that failed, which is only told.
 pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<RuntimeError>, OpsError> {
-    let key = Record::load(&request.root, &request.id).ok().and_then(|record| record.store_key).map(ContainerKey);
+    // What can't be loaded is told, or forced away, by the runtime.
+    let record = Record::load(&request.root, &request.id).ok();
+    let absence = record.as_ref().map(Absence::of).transpose()?;
+    if let (Some(record), Some(absence)) = (&record, &absence)
+        && record.status()? == Status::Stopped
+        && record.has_own_pid_namespace()
+    {
+        // Their commands ended with the first process: they are writing results into what is about to be removed.
+        absence.wait(PATIENCE);
+    }
     let warning = remove(request)?;
-    if let Some(key) = key {
-        forget(&context.store()?, key)?;
+    if let Some(absence) = absence {
+        absence.wait(PATIENCE);
+    }
+    if let Some(key) = record.and_then(|record| record.store_key) {
+        forget(&context.store()?, ContainerKey(key))?;
     }
     Ok(warning)
 }
 
 /// Drops a container's rows, then the layers that nothing else refers to. Execs that still run keep theirs to their end.
 pub fn forget(store: &Store, key: ContainerKey) -> Result<(), OpsError> {
-    let begun = Instant::now();
-    let mut pause = Duration::from_millis(1);
-    while !store.running(key)?.is_empty() && begun.elapsed() < PATIENCE {
-        recover::container(store, key)?;
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
+    recover::container(store, key)?;
     let removed = match store.remove_container(key) {
         Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Ok(()),
         other => other?,

@@ -8,6 +8,7 @@ mod error;
 pub mod exec;
 pub mod gc;
 pub mod history;
+mod presence;
 mod process;
 mod publish;
 pub mod recover;

@@ -341,6 +341,37 @@ pub struct Exit {
     pub system_ns: u64,
 }
 
+/// How the child `pid` ended, without reaping it; `None` if it has not.
+pub fn peek(pid: i32) -> Result<Option<Exit>, SysError> {
+    // SAFETY: siginfo_t and rusage are plain data for which all-zero is a value.
+    let (mut info, mut usage) = unsafe { (std::mem::zeroed::<libc::siginfo_t>(), std::mem::zeroed::<libc::rusage>()) };
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    loop {
+        // SAFETY: both pointers are to live locals of the types that waitid(2) writes.
+        let ret = unsafe { libc::syscall(libc::SYS_waitid, libc::P_PID, pid, &raw mut info, flags, &raw mut usage) };
+        match check(ret) {
+            Err(err) if err.kind() == std::io::ErrorKind::Interrupted => continue,
+            other => break other.map(drop).call("waitid", || pid.to_string())?,
+        }
+    }
+    // SAFETY: waitid has filled the fields of a SIGCHLD siginfo, or left all of it zero where no child has ended.
+    let (ended, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if ended == 0 {
+        return Ok(None);
+    }
+    let exited = info.si_code == libc::CLD_EXITED;
+    Ok(Some(Exit {
+        code: exited.then_some(status),
+        signal: (!exited).then_some(status),
+        user_ns: nanoseconds(usage.ru_utime),
+        system_ns: nanoseconds(usage.ru_stime),
+    }))
+}
+
+fn nanoseconds(time: libc::timeval) -> u64 {
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
+}
+
 /// Reaps the child `pid`; `None` if it has not ended yet and `block` is false.
 pub fn wait(pid: i32, block: bool) -> Result<Option<Exit>, SysError> {
     let mut status = 0;
@@ -358,11 +389,10 @@ pub fn wait(pid: i32, block: bool) -> Result<Option<Exit>, SysError> {
     if got == 0 {
         return Ok(None);
     }
-    let ns = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
     Ok(Some(Exit {
         code: libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
         signal: libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status)),
-        user_ns: ns(usage.ru_utime),
-        system_ns: ns(usage.ru_stime),
+        user_ns: nanoseconds(usage.ru_utime),
+        system_ns: nanoseconds(usage.ru_stime),
     }))
 }

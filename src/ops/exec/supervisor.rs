@@ -12,6 +12,7 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::init::{Plan, Stdio};
 use crate::ops::commit::{Conflict, onto_head};
+use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, mount_layer, open_dir, view};
@@ -52,8 +53,9 @@ pub(super) fn run(
         // JSON has no arguments that are not UTF-8; the command line does.
         described.argv = exact_arguments(&flags.args)?;
     }
-    let store = context.store()?;
     let record = &prepared.record;
+    let _presence = Presence::announce(record)?;
+    let store = context.store()?;
     let key = record.store_key.map(ContainerKey);
     let missing = || OpsError::NotInStore(record.id.to_string(), store.root().to_owned());
     let container = match store.container(key.ok_or_else(missing)?) {
@@ -98,9 +100,14 @@ pub(super) fn run(
     let watched = terminal.is_some();
     release_streams(prepared.request.detach, watched);
     let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans };
+    let command = running.pid;
     let ended = supervise(running, &limits, terminal)?;
     let code = ended.code;
     exec.end(&prepared, &ended)?;
+    if !prepared.request.detach {
+        // In the foreground nobody may be there to do it, and no engine waits for our order of events.
+        sys("reap the command", crate::sys::process::wait(command, true))?;
+    }
     Ok(code)
 }
 

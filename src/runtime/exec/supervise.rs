@@ -9,7 +9,7 @@ use super::cgroup::Usage;
 use super::relay::Relay;
 use super::{ExecError, Running, sys};
 use crate::sys::SysError;
-use crate::sys::process::{Exit, next_signal, wait};
+use crate::sys::process::{Exit, next_signal, peek};
 use crate::terms::{EndKind, Orphans};
 
 /// How long a command has between SIGTERM and SIGKILL when its time is up.
@@ -46,7 +46,13 @@ pub struct Ended {
 /// The code that timeout(1) made known.
 const TIMEOUT_CODE: u8 = 124;
 
-/// Waits for the command's end. `terminal` is the master of its terminal, where this process passes on its own.
+/// Waits for the command's end, but does not reap it.
+///
+/// The kernel lets the first process of a pid namespace end only when all others in it have been reaped. As long as the
+/// command is not, the container's end is not seen, so an engine hears of the exec's end first, result and all; in the
+/// other order Docker forgets the exec. The command is left to whoever takes the supervisor's children over (the shim).
+///
+/// `terminal` is the master of its terminal, where this process passes on its own.
 pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -> Result<Ended, ExecError> {
     let begun = Instant::now();
     let mut relay = terminal.map(Relay::start).transpose()?;
@@ -94,7 +100,7 @@ impl Watch<'_> {
     /// Until the command itself has ended.
     fn until_end(&mut self, mut relay: Option<&mut Relay>) -> Result<Exit, ExecError> {
         loop {
-            if let Some(exit) = sys("wait for the command", wait(self.running.pid, false))? {
+            if let Some(exit) = sys("wait for the command", peek(self.running.pid))? {
                 return Ok(exit);
             }
             self.step(relay.as_deref_mut(), true, None)?;
