@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::bundle::Bundle;
@@ -177,10 +178,8 @@ fn exec_forwards_signals() {
     let script = "trap 'echo got; exit 9' TERM; touch /dev/shm/ready; while :; do sleep 0.1; done";
     let child = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
     crate::support::wait_until("ready", Duration::from_secs(10), || bundle.exec(["ls", "/dev/shm/ready"]).code == 0);
-    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
-        .expect("kill");
-    let output = child.wait_with_output().expect("wait");
-    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(9), b"got\n".as_slice()));
+    child.signal(Signal::TERM);
+    assert_eq!(child.wait().expect(9).stdout, "got\n");
 }
 
 /// `--result` writes the result document to a file of the caller's, the same that `show --json` prints.
