@@ -8,38 +8,58 @@ use crate::support::bundle::Bundle;
 use crate::support::walk::{Tree, assert_same, compare, walk};
 use crate::support::{Env, result};
 
-/// Scripts that change a tree in every way, each an exec of its own, each diff held against a full walk, and each undone.
-#[test]
-fn every_change_is_told_and_undone() {
-    let env = Env::new();
-    let bundle = Bundle::running(&env);
-    let scripts = [
-        "echo x >/new; mkdir -p /d/e/f; echo y >/d/e/f/y; ln -s /nowhere /link; mkfifo /pipe; : >/empty",
-        "echo more >>/new; echo z >/d/e/f/y; ln -sf /elsewhere /link",
-        "chmod 4755 /new; chown 5:6 /d/e; touch -d @1000000000 /etc/passwd; chmod 0 /d/e/f",
-        "rm -r /d; rm /link; echo file >/d",
-        "rm /d; mkdir /d; echo again >/d/again; rm -r /home; mkdir -p /home/new; echo o >/home/new/o",
-        "mv /etc/passwd /etc/passwd.old; mv /bin /bin2; mkdir /bin; /bin2/busybox cp -a /bin2/busybox /bin/busybox; /bin2/busybox --install -s /bin",
-        "ln /bin/busybox /hard; ln /d/again /d/again2; rm /pipe; mkdir /pipe; cp /bin/busybox /bin/copy",
-        "cd /d; : >'.wh.again'; : >'a,b:c'; mkdir 'x\\y'; : >\"$(printf 'new\\nline')\"; rm again",
-        "dd if=/dev/zero of=/sparse bs=1 count=1 seek=5000000 2>/dev/null; mv /d/again2 /d/third",
-    ];
-    let mut states: Vec<Tree> = vec![walk(&bundle.rootfs)];
-    for (n, script) in scripts.iter().enumerate() {
+/// Changes of every kind, each script an exec of its own.
+const SCRIPTS: &[&str] = &[
+    "echo x >/new; mkdir -p /d/e/f; echo y >/d/e/f/y; ln -s /nowhere /link; mkfifo /pipe; : >/empty",
+    "echo more >>/new; echo z >/d/e/f/y; ln -sf /elsewhere /link",
+    "chmod 4755 /new; chown 5:6 /d/e; touch -d @1000000000 /etc/passwd; chmod 0 /d/e/f",
+    "rm -r /d; rm /link; echo file >/d",
+    "rm /d; mkdir /d; echo again >/d/again; rm -r /home; mkdir -p /home/new; echo o >/home/new/o",
+    "mv /etc/passwd /etc/passwd.old; mv /bin /bin2; mkdir /bin; /bin2/busybox cp -a /bin2/busybox /bin/busybox; /bin2/busybox --install -s /bin",
+    "ln /bin/busybox /hard; ln /d/again /d/again2; rm /pipe; mkdir /pipe; cp /bin/busybox /bin/copy",
+    "cd /d; : >'.wh.again'; : >'a,b:c'; mkdir 'x\\y'; : >\"$(printf 'new\\nline')\"; rm again",
+    "dd if=/dev/zero of=/sparse bs=1 count=1 seek=5000000 2>/dev/null; mv /d/again2 /d/third",
+];
+
+/// Runs the scripts one by one. `see` is the truth, a full walk of HEAD: each exec's result and the diff since the
+/// beginning are held against it, and each generation against what a rollback shows.
+fn assert_told_and_undone(bundle: &Bundle, see: &dyn Fn() -> Tree) {
+    let (env, id) = (bundle.env, bundle.id.as_str());
+    let mut states = vec![see()];
+    for (n, script) in SCRIPTS.iter().enumerate() {
         bundle.sh_with(["--env", "PATH=/bin:/bin2"], script).expect(0);
         let result = bundle.show();
         assert_eq!(result::disposition(&result), "committed", "{script}");
         assert_eq!(result::head(&result), n as u64 + 1);
-        let now = walk(&bundle.rootfs);
+        let now = see();
         assert_same(&result, &states[n], &now);
-        assert_same(&env.json(["diff", &bundle.id, "--recursive", "--json"]), &states[0], &now);
+        assert_same(&env.json(["diff", id, "--recursive", "--json"]), &states[0], &now);
         states.push(now);
     }
     for n in [4, 7, 0, 9, 2, 6, 1, 8, 3, 5, 9, 0] {
-        env.ok(["rollback", &bundle.id, &n.to_string()]);
-        let different = compare(&states[n], &walk(&bundle.rootfs));
+        env.ok(["rollback", id, &n.to_string()]);
+        let different = compare(&states[n], &see());
         assert!(different.is_empty(), "rollback {n}: {different:#?}");
     }
+}
+
+/// Every change is told and undone in the root filesystem itself, where the layers are settled.
+#[test]
+fn every_change_is_told_and_undone() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    assert_told_and_undone(&bundle, &|| walk(&bundle.rootfs));
+}
+
+/// Every change is told and undone in what an exec sees, where layers are only stacked.
+#[test]
+fn every_change_is_told_and_undone_without_settling() {
+    let env = Env::new();
+    let bundle = Bundle::new(&env, ["sleep", "100000"]).annotate("dev.agentsbx.settle", "never");
+    bundle.start();
+    let before = walk(&bundle.rootfs);
+    assert_told_and_undone(&bundle, &|| bundle.walk_as_exec());
+    assert!(compare(&before, &walk(&bundle.rootfs)).is_empty());
 }
 
 /// Modes by flag, by annotation, and which of them wins.
