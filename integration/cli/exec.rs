@@ -128,7 +128,7 @@ fn exec_detached_writes_a_pid_file() {
     for n in 0..20 {
         let file = env.dir.join(format!("pid{n}"));
         let cmd = env.cmd(["exec", "--detach", "--pid-file"]).arg(&file).args([&bundle.id, "sleep", "0.3"]);
-        cmd.run().expect(0);
+        cmd.output_to(env.dir.join("out")).run().expect(0);
         let pid: u32 = fs::read_to_string(&file).expect("read").parse().expect("digits and nothing else");
         assert!(fs::metadata(format!("/proc/{pid}")).is_ok(), "{pid}");
     }

@@ -67,23 +67,9 @@ impl<'e> Bundle<'e> {
     #[track_caller]
     pub fn start(&self) {
         self.write();
-        // The container's stdio is the command's own: a pipe that it would hold open for ever must not be ours.
-        let line = format!(
-            "exec \"$0\" --root '{}' --store '{}' run --detach --bundle '{}' '{}' </dev/null >'{}/out' 2>&1",
-            self.env.root.display(),
-            self.env.store.display(),
-            self.dir.display(),
-            self.id,
-            self.dir.display()
-        );
-        let output = Cmd::new("sh")
-            .arg("-c")
-            .arg(line)
-            .arg(super::env::binary())
-            .env("AGENTSBX_CONFIG", &process().config)
-            .run();
-        let said = fs::read_to_string(self.dir.join("out")).unwrap_or_default();
-        assert_eq!(output.code, 0, "run --detach: {said}");
+        // The container's stdio is the command's own.
+        let run = self.env.cmd(["run", "--detach", "--bundle"]).arg(&self.dir).arg(&self.id);
+        run.output_to(self.dir.join("out")).run().expect(0);
     }
 
     /// `run` in the foreground.
@@ -112,7 +98,13 @@ impl<'e> Bundle<'e> {
         let file = self.dir.join("walker.pid");
         let options =
             ["exec", "--detach", "--layer", "discard", "--timeout", "0", "--env", "PATH=/bin:/bin2", "--pid-file"];
-        self.env.cmd(options).arg(&file).args([&self.id, "sleep", "99999"]).run().expect(0);
+        self.env
+            .cmd(options)
+            .arg(&file)
+            .args([&self.id, "sleep", "99999"])
+            .output_to(self.dir.join("walker.out"))
+            .run()
+            .expect(0);
         let supervisor: i32 = fs::read_to_string(&file).expect("read").parse().expect("a pid");
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
         let command: i32 = wait_for("the command", Duration::from_secs(10), || {

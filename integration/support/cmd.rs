@@ -1,8 +1,10 @@
 //! Commands that always end: each has a time limit, after which its process group is killed and the test fails.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -19,6 +21,7 @@ pub struct Cmd {
     argv: Vec<OsString>,
     env: Vec<(OsString, Option<OsString>)>,
     stdin: Option<Vec<u8>>,
+    file: Option<PathBuf>,
     limit: Duration,
 }
 
@@ -29,6 +32,7 @@ pub struct Running {
     line: String,
     start: Instant,
     limit: Duration,
+    file: Option<PathBuf>,
     stdout: mpsc::Receiver<Vec<u8>>,
     stderr: mpsc::Receiver<Vec<u8>>,
 }
@@ -55,6 +59,7 @@ impl Cmd {
             argv: vec![program.as_ref().to_owned()],
             env: vec![("PATH".into(), Some(PATH.into()))],
             stdin: None,
+            file: None,
             limit: Duration::from_secs(60),
         }
     }
@@ -89,6 +94,13 @@ impl Cmd {
         self
     }
 
+    /// For a command that leaves processes running with its output open: both streams go to `file` instead of pipes, and
+    /// are read from there, as standard output, when it has ended.
+    pub fn output_to(mut self, file: impl Into<PathBuf>) -> Cmd {
+        self.file = Some(file.into());
+        self
+    }
+
     /// The time limit.
     pub fn limit(mut self, limit: Duration) -> Cmd {
         self.limit = limit;
@@ -118,7 +130,15 @@ impl Cmd {
             };
         }
         command.stdin(if self.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        match &self.file {
+            Some(path) => {
+                let file = fs::File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                command.stdout(file.try_clone().expect("dup")).stderr(file);
+            }
+            None => {
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+        }
         let start = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.line()));
         let line = self.line();
@@ -128,9 +148,9 @@ impl Cmd {
                 let _ = pipe.write_all(&bytes);
             });
         }
-        let stdout = drain(child.stdout.take().expect("piped"));
-        let stderr = drain(child.stderr.take().expect("piped"));
-        Running { child, line, start, limit: self.limit, stdout, stderr }
+        let stdout = drain(child.stdout.take());
+        let stderr = drain(child.stderr.take());
+        Running { child, line, start, limit: self.limit, file: self.file, stdout, stderr }
     }
 
     /// Runs it to its end. Panics when its time limit is over.
@@ -166,11 +186,15 @@ impl Running {
             }
             thread::sleep(Duration::from_millis(3));
         };
+        let stdout = match &self.file {
+            Some(path) => String::from_utf8_lossy(&fs::read(path).expect("read the output")).into_owned(),
+            None => collect(&self.stdout, Duration::from_secs(2)),
+        };
         Output {
             line: std::mem::take(&mut self.line),
             code: status.code().unwrap_or_else(|| 128 + status.signal().expect("exited or signaled")),
             took: self.start.elapsed(),
-            stdout: collect(&self.stdout, Duration::from_secs(2)),
+            stdout,
             stderr: collect(&self.stderr, Duration::from_secs(2)),
         }
     }
@@ -206,8 +230,9 @@ impl Output {
     }
 }
 
-fn drain(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+fn drain(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
     let (send, receive) = mpsc::channel();
+    let Some(mut pipe) = pipe else { return receive };
     thread::spawn(move || {
         let mut block = [0; 8192];
         while let Ok(n @ 1..) = pipe.read(&mut block) {
