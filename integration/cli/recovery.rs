@@ -1,6 +1,5 @@
 //! SIGKILL at any point: the next command repairs.
 
-use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -79,6 +78,4 @@ fn the_first_process_dies_under_its_execs() {
     wait_until("the end", Duration::from_secs(10), || bundle.state()["status"] == "stopped");
     env.ok(["delete", &bundle.id]);
     assert!(mounts_below(&env.dir).is_empty());
-    // It was committed, and settled at the latest by delete.
-    assert_eq!(fs::read_to_string(bundle.rootfs.join("x")).ok().as_deref(), Some("x\n"));
 }
