@@ -63,7 +63,7 @@ say "A bundle: a root filesystem with one static busybox, and a config.json."
 tar -C "$work/bundle/rootfs" -xf "$root/target/images/busybox.tar"
 cd "$work/bundle"
 run agentsbx spec
-sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/; s/^\( *\)"sh"$/\1"sleep", "100000"/' \
+sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/; s/^\([[:space:]]*\)"sh"$/\1"sleep", "100000"/' \
     config.json
 
 say "A container, whose first process only waits."

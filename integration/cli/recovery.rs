@@ -1,7 +1,8 @@
 //! SIGKILL at any point: the next command repairs.
 
-use std::fs;
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 use crate::support::bundle::Bundle;
 use crate::support::engines::mounts_below;
@@ -15,12 +16,12 @@ fn a_killed_supervisor_is_repaired() {
     let bundle = Bundle::running(&env);
     let mounts = mounts_below(&env.dir).len();
     let script = "echo done >/done; (setsid sleep 65432 &); touch /dev/shm/ready; sleep 65433";
-    let mut supervisor = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
+    let supervisor = env.cmd(["exec", &bundle.id, "sh", "-c", script]).spawn();
     wait_until("the exec", Duration::from_secs(10), || {
         bundle.sh_with(["--layer", "discard"], "ls /dev/shm/ready").code == 0
     });
-    supervisor.kill().expect("kill");
-    supervisor.wait().expect("wait");
+    supervisor.signal(Signal::KILL);
+    supervisor.wait().expect(137);
     // The next command on the container does it by the way.
     bundle.sh("ls /done").expect(1);
     let processes = bundle.exec(["ps"]).ok();
@@ -42,10 +43,10 @@ fn kills_at_any_point_lose_nothing() {
     let mut committed = Vec::new();
     for n in 0..40u64 {
         let script = format!("echo {n} >/file{n}; mkdir /dir{n}; echo {n} >/dir{n}/file");
-        let mut child = env.cmd(["exec", &bundle.id, "sh", "-c", &script]).spawn();
+        let child = env.cmd(["exec", &bundle.id, "sh", "-c", &script]).spawn();
         std::thread::sleep(Duration::from_micros(n * 997 % 40_000));
-        child.kill().expect("kill");
-        if child.wait().expect("wait").success() {
+        child.signal(Signal::KILL);
+        if child.wait().code == 0 {
             committed.push(n);
         }
         bundle.sh(&format!("echo {n} >/after{n}")).expect(0);
@@ -71,13 +72,10 @@ fn the_first_process_dies_under_its_execs() {
         bundle.sh_with(["--layer", "discard"], "ls /dev/shm/ready").code == 0
     });
     env.ok(["kill", &bundle.id, "KILL"]);
-    let output = exec.wait_with_output().expect("wait");
-    assert_eq!(output.status.code(), Some(137));
+    exec.wait().expect(137);
     let results = result::in_bundle(&bundle.dir);
     assert!(results.iter().any(|r| r["args"].to_string().contains("65434")), "{results:#?}");
     wait_until("the end", Duration::from_secs(10), || bundle.state()["status"] == "stopped");
     env.ok(["delete", &bundle.id]);
     assert!(mounts_below(&env.dir).is_empty());
-    // It was committed, and settled at the latest by delete.
-    assert_eq!(fs::read_to_string(bundle.rootfs.join("x")).ok().as_deref(), Some("x\n"));
 }

@@ -28,13 +28,8 @@ fn a_container_goes_through_its_states() {
     let bundle = Bundle::new(&env, ["sh", "-c", "trap 'exit 3' TERM; echo run >/ran; while :; do sleep 0.1; done"]);
     let id = bundle.id.as_str();
     bundle.write();
-    let create = format!(
-        "exec \"$0\" --root '{}' --store '{}' create --bundle '{}' '{id}' </dev/null >/dev/null 2>&1",
-        env.root.display(),
-        env.store.display(),
-        bundle.dir.display()
-    );
-    crate::support::Cmd::new("sh").args(["-c", &create]).arg(crate::support::env::binary()).ok();
+    let create = env.cmd(["create", "--bundle"]).arg(&bundle.dir).arg(id);
+    create.output_to(bundle.dir.join("out")).run().expect(0);
     assert_eq!(bundle.state()["status"], "created");
     assert!(!bundle.rootfs.join("ran").exists());
     env.ok(["start", id]);

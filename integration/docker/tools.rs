@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::docker::Container;
 use crate::support::engines::engines;
 use crate::support::images::{DEBIAN, WHEEL, wheel_dir};
-use crate::support::walk::{assert_same, walk};
+use crate::support::walk::assert_same;
 
 /// One exec installs a wheel, makes a repository with a commit, and compiles and runs a C program. The next sees all of
 /// it, the diff is what a walk of the whole tree shows, and after `rollback 0` the next exec sees none.
@@ -14,8 +14,7 @@ fn pip_git_and_gcc_in_one_exec() {
     engines().with_debian();
     let volume = format!("{}:/wheels:ro", wheel_dir().display());
     let container = Container::of(DEBIAN, ["--network", "none", "-v", &volume], &["sleep", "100000"]);
-    let merged = container.merged();
-    let before = walk(&merged);
+    let before = container.walk();
     let script = format!(
         r#"set -e
         pip install --no-index --break-system-packages --root-user-action=ignore /wheels/{WHEEL} >/dev/null
@@ -33,7 +32,7 @@ fn pip_git_and_gcc_in_one_exec() {
                git -C /root/project log --format=%s; git -C /root/project status --porcelain; /root/project/main";
     let seen = || container.exec_with(["-e", "AGENTSBX_LAYER=discard"], &["sh", "-c", see]).run();
     assert_eq!(seen().stdout, "42\nfirst\n?? main\ncompiled\n");
-    let after = walk(&merged);
+    let after = container.walk();
     assert!(after.contains_key("/root/project/main"));
     assert_same(&container.diff([]), &before, &after);
     assert_same(&container.show_of_build(), &before, &after);
@@ -42,11 +41,11 @@ fn pip_git_and_gcc_in_one_exec() {
     let output = seen();
     assert_eq!(output.stdout, "");
     assert!(output.stderr.contains("No module named 'agentsbx_probe'"), "{}", output.stderr);
-    assert_same(&serde_json::json!({"changes": []}), &before, &walk(&merged));
+    assert_same(&serde_json::json!({"changes": []}), &before, &container.walk());
     // And forward again.
     container.agentsbx("rollback", ["1"]).ok();
     assert_eq!(seen().stdout, "42\nfirst\n?? main\ncompiled\n");
-    assert_same(&serde_json::json!({"changes": []}), &after, &walk(&merged));
+    assert_same(&serde_json::json!({"changes": []}), &after, &container.walk());
 }
 
 impl Container {
@@ -63,8 +62,7 @@ impl Container {
 fn python_makes_every_kind_of_file() {
     engines().with_debian();
     let container = Container::of(DEBIAN, ["--network", "none"], &["sleep", "100000"]);
-    let merged = container.merged();
-    let before = walk(&merged);
+    let before = container.walk();
     let script = r#"
 import os, socket
 os.mkdir("/made")
@@ -94,11 +92,11 @@ write(deep + "/bottom")
 os.chmod("/etc", 0o711); os.chown("/etc/issue.net", 12, 34)
 "#;
     container.exec_with(["-i"], &["python3", "-"]).stdin(script).run().expect(0);
-    let after = walk(&merged);
+    let after = container.walk();
     assert_same(&container.diff([]), &before, &after);
     let unchanged = serde_json::json!({"changes": []});
     container.agentsbx("rollback", ["0"]).ok();
-    assert_same(&unchanged, &before, &walk(&merged));
+    assert_same(&unchanged, &before, &container.walk());
     container.agentsbx("rollback", ["1"]).ok();
-    assert_same(&unchanged, &after, &walk(&merged));
+    assert_same(&unchanged, &after, &container.walk());
 }

@@ -1,12 +1,14 @@
 //! Bundles for tests without an engine: the busybox root filesystem and a `config.json` like the one of `runc spec`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::env::{process, unique};
-use super::{Cmd, Env, Output, images};
+use super::walk::{Tree, walk};
+use super::{Cmd, Env, Output, images, wait_for, wait_until};
 
 /// A bundle of its own, and a container's id to go with it.
 #[derive(Debug)]
@@ -65,23 +67,9 @@ impl<'e> Bundle<'e> {
     #[track_caller]
     pub fn start(&self) {
         self.write();
-        // The container's stdio is the command's own: a pipe that it would hold open for ever must not be ours.
-        let line = format!(
-            "exec \"$0\" --root '{}' --store '{}' run --detach --bundle '{}' '{}' </dev/null >'{}/out' 2>&1",
-            self.env.root.display(),
-            self.env.store.display(),
-            self.dir.display(),
-            self.id,
-            self.dir.display()
-        );
-        let output = Cmd::new("sh")
-            .arg("-c")
-            .arg(line)
-            .arg(super::env::binary())
-            .env("AGENTSBX_CONFIG", &process().config)
-            .run();
-        let said = fs::read_to_string(self.dir.join("out")).unwrap_or_default();
-        assert_eq!(output.code, 0, "run --detach: {said}");
+        // The container's stdio is the command's own.
+        let run = self.env.cmd(["run", "--detach", "--bundle"]).arg(&self.dir).arg(&self.id);
+        run.output_to(self.dir.join("out")).run().expect(0);
     }
 
     /// `run` in the foreground.
@@ -103,6 +91,34 @@ impl<'e> Bundle<'e> {
     /// `exec ID sh -c SCRIPT` in the foreground.
     pub fn sh(&self, script: &str) -> Output {
         self.sh_with([], script)
+    }
+
+    /// A full walk of what an exec sees, through the eyes of one that waits meanwhile and is discarded.
+    pub fn walk_as_exec(&self) -> Tree {
+        let file = self.dir.join("walker.pid");
+        let options =
+            ["exec", "--detach", "--layer", "discard", "--timeout", "0", "--env", "PATH=/bin:/bin2", "--pid-file"];
+        self.env
+            .cmd(options)
+            .arg(&file)
+            .args([&self.id, "sleep", "99999"])
+            .output_to(self.dir.join("walker.out"))
+            .run()
+            .expect(0);
+        let supervisor: i32 = fs::read_to_string(&file).expect("read").parse().expect("a pid");
+        let children = format!("/proc/{supervisor}/task/{supervisor}/children");
+        let command: i32 = wait_for("the command", Duration::from_secs(10), || {
+            let child = fs::read_to_string(&children).ok()?.trim().parse().ok()?;
+            fs::read(format!("/proc/{child}/cmdline")).ok()?.starts_with(b"sleep").then_some(child)
+        });
+        let tree = walk(Path::new(&format!("/proc/{command}/root/")));
+        let pid = rustix::process::Pid::from_raw(command).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+        // Ended is ended, also where the host's pid 1 is slow to reap.
+        wait_until("the end of the walker", Duration::from_secs(10), || {
+            fs::read_to_string(format!("/proc/{supervisor}/stat")).map_or(true, |stat| stat.contains(") Z "))
+        });
+        tree
     }
 
     /// `show ID --json`: the last exec's result.

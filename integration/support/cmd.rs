@@ -1,12 +1,16 @@
 //! Commands that always end: each has a time limit, after which its process group is killed and the test fails.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// Debian's own programs come first, whatever else is installed on the machine.
 pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin";
@@ -17,7 +21,20 @@ pub struct Cmd {
     argv: Vec<OsString>,
     env: Vec<(OsString, Option<OsString>)>,
     stdin: Option<Vec<u8>>,
+    file: Option<PathBuf>,
     limit: Duration,
+}
+
+/// A command that was started; killed with its process group if it still runs when this goes out of scope.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    line: String,
+    start: Instant,
+    limit: Duration,
+    file: Option<PathBuf>,
+    stdout: mpsc::Receiver<Vec<u8>>,
+    stderr: mpsc::Receiver<Vec<u8>>,
 }
 
 /// How a command ended and what it wrote.
@@ -42,6 +59,7 @@ impl Cmd {
             argv: vec![program.as_ref().to_owned()],
             env: vec![("PATH".into(), Some(PATH.into()))],
             stdin: None,
+            file: None,
             limit: Duration::from_secs(60),
         }
     }
@@ -76,6 +94,13 @@ impl Cmd {
         self
     }
 
+    /// For a command that leaves processes running with its output open: both streams go to `file` instead of pipes, and
+    /// are read from there, as standard output, when it has ended.
+    pub fn output_to(mut self, file: impl Into<PathBuf>) -> Cmd {
+        self.file = Some(file.into());
+        self
+    }
+
     /// The time limit.
     pub fn limit(mut self, limit: Duration) -> Cmd {
         self.limit = limit;
@@ -94,8 +119,8 @@ impl Cmd {
         self.argv.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
-    /// Starts it without waiting, with pipes for stdin, stdout and stderr, as a process group of its own.
-    pub fn spawn(&self) -> Child {
+    /// Starts it, as a process group of its own, and does not wait. Its time limit counts from here.
+    pub fn spawn(self) -> Running {
         let mut command = Command::new(&self.argv[0]);
         command.args(&self.argv[1..]).process_group(0);
         for (name, value) in &self.env {
@@ -105,54 +130,83 @@ impl Cmd {
             };
         }
         command.stdin(if self.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.line()))
-    }
-
-    /// Runs it to its end. Panics when the limit is over. Output that some survivor of the command still holds open is
-    /// read for two more seconds, then left.
-    pub fn run(self) -> Output {
+        match &self.file {
+            Some(path) => {
+                let file = fs::File::create(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                command.stdout(file.try_clone().expect("dup")).stderr(file);
+            }
+            None => {
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+        }
         let start = Instant::now();
-        let mut child = self.spawn();
-        if let (Some(bytes), Some(mut pipe)) = (self.stdin.clone(), child.stdin.take()) {
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.line()));
+        let line = self.line();
+        if let (Some(bytes), Some(mut pipe)) = (self.stdin, child.stdin.take()) {
             thread::spawn(move || {
                 // A command that does not read all of its input gives EPIPE here; that is its own affair.
                 let _ = pipe.write_all(&bytes);
             });
         }
-        let stdout = drain(child.stdout.take().expect("piped"));
-        let stderr = drain(child.stderr.take().expect("piped"));
-        let status = loop {
-            if let Some(status) = child.try_wait().expect("wait") {
-                break status;
-            }
-            if start.elapsed() > self.limit {
-                let group = rustix::process::Pid::from_child(&child);
-                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-                let _ = child.wait();
-                panic!(
-                    "{}: still running after {:?}\nstdout: {}\nstderr: {}",
-                    self.line(),
-                    self.limit,
-                    collect(&stdout, Duration::from_secs(1)),
-                    collect(&stderr, Duration::from_secs(1))
-                );
-            }
-            thread::sleep(Duration::from_millis(3));
-        };
-        let took = start.elapsed();
-        Output {
-            line: self.line(),
-            code: status.code().unwrap_or_else(|| 128 + status.signal().expect("exited or signaled")),
-            stdout: collect(&stdout, Duration::from_secs(2)),
-            stderr: collect(&stderr, Duration::from_secs(2)),
-            took,
-        }
+        let stdout = drain(child.stdout.take());
+        let stderr = drain(child.stderr.take());
+        Running { child, line, start, limit: self.limit, file: self.file, stdout, stderr }
+    }
+
+    /// Runs it to its end. Panics when its time limit is over.
+    #[track_caller]
+    pub fn run(self) -> Output {
+        self.spawn().wait()
     }
 
     /// Runs it and asserts that it succeeded; its standard output without the last newline.
     pub fn ok(self) -> String {
         self.run().ok()
+    }
+}
+
+impl Running {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap_or_else(|e| panic!("kill {}: {e}", self.line));
+    }
+
+    /// Waits for its end. Panics when its time limit is over. Output that some survivor of the command still holds open
+    /// is read for two more seconds, then left.
+    #[track_caller]
+    pub fn wait(mut self) -> Output {
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                break status;
+            }
+            if self.start.elapsed() > self.limit {
+                let patience = Duration::from_millis(100);
+                let (stdout, stderr) = (collect(&self.stdout, patience), collect(&self.stderr, patience));
+                panic!("{}: still running after {:?}\nstdout: {stdout}\nstderr: {stderr}", self.line, self.limit);
+            }
+            thread::sleep(Duration::from_millis(3));
+        };
+        let stdout = match &self.file {
+            Some(path) => String::from_utf8_lossy(&fs::read(path).expect("read the output")).into_owned(),
+            None => collect(&self.stdout, Duration::from_secs(2)),
+        };
+        Output {
+            line: std::mem::take(&mut self.line),
+            code: status.code().unwrap_or_else(|| 128 + status.signal().expect("exited or signaled")),
+            took: self.start.elapsed(),
+            stdout,
+            stderr: collect(&self.stderr, Duration::from_secs(2)),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Reaped already: its group may be somebody else's by now.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -176,8 +230,9 @@ impl Output {
     }
 }
 
-fn drain(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+fn drain(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
     let (send, receive) = mpsc::channel();
+    let Some(mut pipe) = pipe else { return receive };
     thread::spawn(move || {
         let mut block = [0; 8192];
         while let Ok(n @ 1..) = pipe.read(&mut block) {

@@ -1,13 +1,15 @@
 //! A Docker container of a test: started, asked, and removed when it goes out of scope.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::engines::{Engines, engines};
+use super::env::unique;
 use super::images::BUSYBOX;
-use super::{Cmd, Output};
+use super::walk::{Tree, walk};
+use super::{Cmd, Output, wait_for, wait_until};
 
 /// A container of the engines' Docker, removed by force at the end.
 #[derive(Debug)]
@@ -69,6 +71,26 @@ impl Container {
     #[track_caller]
     pub fn pid(&self) -> i32 {
         self.inspect("{{.State.Pid}}").parse().expect("a pid")
+    }
+
+    /// A full walk of what an exec sees, through the eyes of one that waits meanwhile and is discarded.
+    #[track_caller]
+    pub fn walk(&self) -> Tree {
+        let name = unique("");
+        let seconds = format!("9900{}", name.trim_start_matches('-'));
+        let options = ["--detach", "-e", "AGENTSBX_LAYER=discard", "-e", "AGENTSBX_TIMEOUT=0"];
+        self.exec_with(options, &["sleep", &seconds]).run().expect(0);
+        let command = || -> Option<i32> {
+            let top = self.engines.docker(["top", &self.id, "-o", "pid,args"]).run().stdout;
+            let line = top.lines().find(|line| line.ends_with(&format!("sleep {seconds}")))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let pid = wait_for("the command", Duration::from_secs(10), command);
+        let tree = walk(Path::new(&format!("/proc/{pid}/root/")));
+        let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+        wait_until("the end of the walker", Duration::from_secs(10), || command().is_none());
+        tree
     }
 
     /// The last exec's result, by `agentsbx show`.

@@ -122,7 +122,12 @@ pub fn words(diff: &Value, before: &Tree, after: &Tree) -> BTreeSet<String> {
         tree.keys().filter(|path| path.starts_with(&prefix)).cloned().collect()
     };
     let text = |change: &Value, field: &str| -> String {
-        change[field].as_str().unwrap_or_else(|| panic!("no {field} in {change}")).to_owned()
+        match (&change[field], change[field]["pathBase64"].as_str()) {
+            (Value::String(text), _) => text.clone(),
+            // As the walk has it: lossily.
+            (_, Some(base64)) => String::from_utf8_lossy(&from_base64(base64)).into_owned(),
+            _ => panic!("no {field} in {change}"),
+        }
     };
     let mut words = BTreeSet::new();
     for change in diff["changes"].as_array().unwrap_or_else(|| panic!("no changes in {diff}")) {
@@ -149,13 +154,20 @@ pub fn words(diff: &Value, before: &Tree, after: &Tree) -> BTreeSet<String> {
     words
 }
 
+fn from_base64(text: &str) -> Vec<u8> {
+    let output =
+        std::process::Command::new("sh").args(["-c", "printf %s \"$1\" | base64 --decode", "sh", text]).output();
+    output.expect("run base64").stdout
+}
+
 /// Asserts that the diff says exactly what the two walks show.
 #[track_caller]
 pub fn assert_same(diff: &Value, before: &Tree, after: &Tree) {
     let told = words(diff, before, after);
     let truth = compare(before, after);
-    let invented: Vec<_> = told.difference(&truth).take(20).collect();
-    let missed: Vec<_> = truth.difference(&told).take(20).collect();
+    let some = |words: BTreeSet<String>| words.into_iter().take(20).map(|w| w.chars().take(200).collect()).collect();
+    let invented: Vec<String> = some(&told - &truth);
+    let missed: Vec<String> = some(&truth - &told);
     assert!(invented.is_empty() && missed.is_empty(), "told but not so: {invented:#?}\nso but not told: {missed:#?}");
 }
 
