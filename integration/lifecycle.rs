@@ -312,7 +312,7 @@ fn what_cannot_be_executed_is_said_as_engines_know_it() {
     for (args, want) in [
         (json!(["nosuch"]), "exec: \\\"nosuch\\\": executable file not found in $PATH"),
         (json!(["/nosuch"]), "exec: \\\"/nosuch\\\": stat /nosuch: no such file or directory"),
-        (json!(["/bin"]), "exec: \\\"/bin\\\": is a directory"),
+        (json!(["/bin"]), "exec: \\\"/bin\\\": permission denied"),
         (json!(["/plain"]), "exec: \\\"/plain\\\": permission denied"),
     ] {
         host.edit(|config| config["process"]["args"] = args.clone());

@@ -9,6 +9,7 @@ mod cli;
 mod ctr;
 mod docker;
 mod layering;
+mod lifecycle;
 mod podman;
 mod schema;
 mod support;

@@ -6,7 +6,6 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use super::{Global, features};
-use crate::durable;
 use crate::spec::CONFIG;
 
 /// Create a new specification file
@@ -30,7 +29,7 @@ pub fn run(_: &Global, args: Args) -> anyhow::Result<u8> {
     let mut text = Vec::new();
     let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
     serde::Serialize::serialize(&document, &mut serde_json::Serializer::with_formatter(&mut text, tabs))?;
-    durable::replace_unsynced(&path, &text, 0o666).with_context(|| format!("write {}", path.display()))?;
+    crate::spec::write_new(&path, &text).with_context(|| format!("write {}", path.display()))?;
     Ok(0)
 }
 

@@ -160,7 +160,7 @@ fn executable(path: &Path) -> Result<(), String> {
     let meta = std::fs::metadata(path)
         .map_err(|err| format!("stat {}: {}", path.display(), super::socket::errno_text(&err)))?;
     if meta.is_dir() {
-        return Err("is a directory".to_owned());
+        return Err("permission denied".to_owned());
     }
     let special = meta.file_type().is_block_device() || meta.file_type().is_char_device();
     let may = rustix::fs::accessat(rustix::fs::CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok();
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(look_up("plain", &path).unwrap_err(), "exec: \"plain\": executable file not found in $PATH");
         assert_eq!(look_up("x", "").unwrap_err(), "exec: \"x\": executable file not found in $PATH");
         assert_eq!(look_up("/no/x", "").unwrap_err(), "exec: \"/no/x\": stat /no/x: no such file or directory");
-        assert_eq!(look_up("/etc", "").unwrap_err(), "exec: \"/etc\": is a directory");
+        assert_eq!(look_up("/etc", "").unwrap_err(), "exec: \"/etc\": permission denied");
         let plain = file.to_str().unwrap();
         assert_eq!(look_up(plain, "").unwrap_err(), format!("exec: {plain:?}: permission denied"));
         assert_eq!(look_up(tool.to_str().unwrap(), "").unwrap(), tool, "an absolute name needs no PATH");

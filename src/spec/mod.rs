@@ -90,6 +90,11 @@ impl Classify for SpecError {
     }
 }
 
+/// Writes a new configuration; one that is there is left as it is and the error says so.
+pub fn write_new(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    durable::publish(path, text, 0o666)
+}
+
 /// Puts the engine's configuration back where `config.json` still is what we made of it (but for the annotations that we
 /// write), so that a bundle can be used again. One that somebody edited meanwhile stays, with the engine's filter in the
 /// place of the one that we had rewritten.

@@ -10,7 +10,6 @@ use super::{Prepared, sys};
 use crate::diff::{self, Diff, PathBytes, Touched};
 use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
-use crate::init::{Plan, Stdio};
 use crate::ops::commit::{Conflict, onto_head};
 use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
@@ -19,7 +18,7 @@ use crate::rootfs::{Lowers, mount_layer, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
-use crate::runtime::exec::{ExecError, Running, abandon, spawn};
+use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
 use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,

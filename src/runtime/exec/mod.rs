@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::error::{Classify, Kind};
-use crate::init::{MAX_ERROR, Plan};
+use crate::init::MAX_ERROR;
+pub use crate::init::{Plan, Stdio};
 use crate::rootfs::RootfsError;
 use crate::sys::ns::PidFd;
 use crate::sys::process::{Fork, fork};
