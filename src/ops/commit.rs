@@ -107,7 +107,7 @@ pub fn touched_of(
     }
     let lowers = stack::lowers_at(store, container, below)?;
     let upper = open_dir(&store.upper(layer))?;
-    let found = diff::compare(&[upper.as_fd()], &lowers.fds(), &diff::Options::default())?;
+    let found = diff::compare(&[upper.as_fd()], &lowers.fds(), &stack::options_of(container))?;
     Ok(diff::touched(&found))
 }
 

@@ -10,7 +10,8 @@ use crate::store::{ContainerKey, Store, StoreError};
 /// How long `delete` waits for supervisors that are writing results. Engines give up on a delete after 5 to 10 s.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Deletes the container and drops its history. `Some` is a `poststop` hook that failed, which is only told.
+/// Deletes the container and drops its history. `Some` is what failed without keeping the container: a `poststop` hook, or
+/// the store, whose leftovers `recover` drops.
 pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<RuntimeError>, OpsError> {
     // What can't be loaded is told, or forced away, by the runtime.
     let record = Record::load(&request.root, &request.id).ok();
@@ -26,10 +27,19 @@ pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<Runti
     if let Some(absence) = absence {
         absence.wait(PATIENCE);
     }
-    if let Some(key) = record.and_then(|record| record.store_key) {
-        forget(&context.store()?, ContainerKey(key))?;
-    }
-    Ok(warning)
+    // The container is gone: an engine must not be told otherwise because the store is full or broken.
+    let dropped = drop_history(context, request, record.as_ref());
+    Ok(warning.or(dropped.err().map(|err| RuntimeError::History(crate::error::chain(&err)))))
+}
+
+fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Record>) -> Result<(), OpsError> {
+    let store = context.store()?;
+    let key = match record.and_then(|record| record.store_key) {
+        Some(key) => Some(ContainerKey(key)),
+        // A record that a kill -9 took away, or kept from being finished.
+        None => store.find_in(&std::path::absolute(&request.root).unwrap_or_default(), &request.id).ok().map(|c| c.key),
+    };
+    key.map_or(Ok(()), |key| forget(&store, key))
 }
 
 /// Drops a container's rows, then the layers that nothing else refers to. Execs that still run keep theirs to their end.

@@ -113,7 +113,7 @@ pub fn compare(
             (vec![open_dir(&store.upper(&layer))?], stack::lowers_at(&store, &container, exec.base)?)
         }
     };
-    let options = diff::Options { recursive, ..diff::Options::default() };
+    let options = diff::Options { recursive, ..stack::options_of(&container) };
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     // Nothing lies between a generation and itself.
     let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, &lowers.fds(), &options)? };

@@ -76,7 +76,7 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         // The layer was mounted in the command's own mount namespace, which went with its last process.
         let upper = open_dir(&store.upper(layer))?;
         let lowers = stack::lowers_at(store, &container, record.base)?;
-        match diff::seal(upper.as_fd(), &lowers.fds(), &diff::Options::default()) {
+        match diff::seal(upper.as_fd(), &lowers.fds(), &stack::options_of(&container)) {
             Ok(found) => {
                 let touched = diff::touched(&found);
                 store.write_touched(layer, &diff::encode_touched(&touched))?;

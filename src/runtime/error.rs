@@ -58,6 +58,9 @@ pub enum RuntimeError {
     /// The container's first process could not be set up; the text is what libcontainer or the process said.
     #[error("unable to start container process: {0}")]
     Start(String),
+    /// The container was deleted, but its history is still in the store.
+    #[error("the container's history could not be dropped (`agentsbx recover` will do it): {0}")]
+    History(String),
     /// The record of a container cannot be read.
     #[error("read state of container {id}: {source}")]
     Record {
@@ -137,7 +140,7 @@ impl Classify for RuntimeError {
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
             E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
-            E::Start(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
+            E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. }
             | E::Io { source, .. }
             | E::System { source, .. }

@@ -1,13 +1,12 @@
 //! The supervisor: from the layer to the result.
 
-use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::{Prepared, sys};
-use crate::diff::{self, Diff, PathBytes, Touched};
+use crate::diff::{self, Diff, Touched};
 use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::ops::commit::{Conflict, onto_head};
@@ -73,7 +72,8 @@ pub(super) fn run(
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
     let cgroup = ExecCgroup::create(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
-    let exec = match begin(&store, &container, &prepared, &described, id, mode, &cgroup, mounts) {
+    let setup = Setup { id, mode, mounts };
+    let exec = match begin(&store, &container, &prepared, &described, setup, &cgroup) {
         Ok(exec) => exec,
         Err(err) => {
             // The first error is the one to tell.
@@ -115,17 +115,22 @@ fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
     Ok(exact.collect::<Result<_, _>>()?)
 }
 
-#[allow(clippy::too_many_arguments)]
+/// What is decided of an exec before it begins.
+struct Setup {
+    id: ExecId,
+    mode: LayerMode,
+    mounts: Vec<PathBuf>,
+}
+
 fn begin<'a>(
     store: &'a Store,
     container: &'a Container,
     prepared: &Prepared,
     described: &Described,
-    id: ExecId,
-    mode: LayerMode,
+    setup: Setup,
     cgroup: &ExecCgroup,
-    mounts: Vec<PathBuf>,
 ) -> Result<Exec<'a>, OpsError> {
+    let Setup { id, mode, mounts } = setup;
     let started_ns = now_ns();
     let lock = ExecLock::create(store, &id)?;
     let staged = if mode == LayerMode::Shared { None } else { Some(store.create_layer()?) };
@@ -262,12 +267,6 @@ impl Exec<'_> {
         Ok(Lowers::open(&stack::uppers(self.store, &self.begun.chain), &self.container.rootfs)?)
     }
 
-    fn options(&self) -> diff::Options {
-        let ignore: BTreeSet<PathBytes> =
-            self.mounts.iter().map(|p| PathBytes::new(p.as_os_str().as_bytes())).collect();
-        diff::Options { ignore, ..diff::Options::default() }
-    }
-
     /// The command could not be started: no layer, no generation, but a result.
     fn never_ran(self, prepared: &Prepared, message: &str) -> Result<(), OpsError> {
         let told = Told {
@@ -289,7 +288,7 @@ impl Exec<'_> {
         let diff = match &self.layer {
             Some(layer) => {
                 let upper = open_dir(&self.store.upper(layer))?;
-                diff::seal(upper.as_fd(), &self.lowers()?.fds(), &self.options())?
+                diff::seal(upper.as_fd(), &self.lowers()?.fds(), &stack::options(&self.mounts))?
             }
             None => Diff::default(),
         };
