@@ -32,6 +32,7 @@ check:
 test: setup
 	@hack/images.sh
 	$(CARGO) build
+	$(CARGO) test --features schema --test integration schema::the_schema
 	$(CARGO) test --lib --bins
 	$(CARGO) test --test integration
 

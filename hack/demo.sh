@@ -8,7 +8,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "make demo needs root: it makes a container" >&2
     exit 1
 fi
-(cd "$root" && cargo build --release --bin agentsbx)
+(cd "$root" && cargo build --bin agentsbx)
 "$here/images.sh" busybox
 
 # Everything that the demonstration makes is below here, but for its sockets and cgroups.
@@ -17,7 +17,7 @@ state=/run/agentsbx-demo-$$
 mkdir -p "$work/bin" "$work/bundle/rootfs"
 cat >"$work/bin/agentsbx" <<WRAPPER
 #!/bin/sh
-exec '$root/target/release/agentsbx' --root '$state' --store '$work/store' "\$@"
+exec '$root/target/debug/agentsbx' --root '$state' --store '$work/store' "\$@"
 WRAPPER
 chmod 755 "$work/bin/agentsbx"
 PATH=$work/bin:$PATH
@@ -39,7 +39,12 @@ say() {
     printf '\n%s# %s%s\n' "$dim" "$*" "$off"
 }
 
-# shown COMMAND…: the command as one would type it.
+# typed TEXT: a line as one would type it.
+typed() {
+    printf '%s$ %s%s\n' "$bold" "$*" "$off"
+}
+
+# shown COMMAND…: the command, its words quoted where they must be.
 shown() {
     line=""
     for word in "$@"; do
@@ -48,7 +53,13 @@ shown() {
         *) line="$line $word" ;;
         esac
     done
-    printf '%s$%s%s\n' "$bold" "$line" "$off"
+    typed "${line# }"
+}
+
+# exec_that_is DISPOSITION: the first exec of the demonstration with that disposition.
+exec_that_is() {
+    agentsbx log demo --json | tr -d '\n' | grep -o "\"exec\": *\"[0-9A-Z]*\"[^}]*\"disposition\": *\"$1\"" |
+        head -n 1 | cut -d'"' -f4
 }
 
 # run COMMAND…: shows it, then runs it. A command that should fail has its code printed.
@@ -73,11 +84,10 @@ run agentsbx list
 say "An exec has a writable layer of its own; when it ends, the layer is committed as generation 1."
 run agentsbx exec demo sh -c 'echo hello >/root/note; rm -r /home; chmod 600 /etc/group'
 run agentsbx diff demo
-say "The next exec sees it."
-run agentsbx exec demo cat /root/note
-
 say "What it changed, how it ended, what it cost."
 run agentsbx show demo
+say "The next exec sees it."
+run agentsbx exec demo cat /root/note
 
 say "discard: the command runs as ever, and leaves nothing."
 run agentsbx exec --layer discard demo sh -c 'rm -rf /bin /etc; echo "all gone, or so it seems"'
@@ -86,14 +96,12 @@ run agentsbx exec demo ls /bin/sh
 say "hold: nobody sees it until it is committed."
 run agentsbx exec --layer hold demo sh -c 'echo draft >/root/draft'
 run agentsbx exec demo ls /root/draft
-held=$(agentsbx log demo --json | grep -o '"exec": *"[0-9A-Z]*"[^}]*"disposition": *"held"' | head -n 1 | cut -d'"' -f4 || true)
-if [ -n "$held" ]; then
-    run agentsbx commit demo "$held"
-    run agentsbx exec demo cat /root/draft
-fi
+held=$(exec_that_is held)
+run agentsbx commit demo "$held"
+run agentsbx exec demo cat /root/draft
 
 say "Twenty at a time, each its own file: nothing is lost."
-shown "for n in 1 … 20: agentsbx exec demo sh -c 'echo \$n >/root/file\$n' &"
+typed "for n in \$(seq 20); do agentsbx exec demo sh -c \"echo \$n >/root/file\$n\" & done; wait"
 pids=""
 for n in $(seq 20); do
     agentsbx exec demo sh -c "echo $n >/root/file$n" &
@@ -103,13 +111,18 @@ for pid in $pids; do wait "$pid"; done
 run agentsbx exec demo sh -c 'ls /root | grep -c file'
 
 say "Two that write the same file: one commits, the other would lose an update and is held as a conflict."
-shown "two at once: agentsbx exec demo sh -c '…; echo mine >/root/note'"
-for n in 1 2; do
-    agentsbx exec demo sh -c "touch /dev/shm/$n; while [ \$(ls /dev/shm | wc -l) -lt 2 ]; do sleep 0.02; done; echo from $n >/root/note" &
-    eval "pid$n=$!"
-done
-# shellcheck disable=SC2154 # set by eval
-wait "$pid1" && wait "$pid2"
+# shellcheck disable=SC2016 # expanded inside the container
+together='touch /dev/shm/$$; while [ $(ls /dev/shm | wc -l) -lt 2 ]; do sleep 0.02; done'
+typed "agentsbx exec demo sh -c '…wait for the other…; echo one >/root/note' &"
+typed "agentsbx exec demo sh -c '…wait for the other…; echo two >/root/note' &"
+agentsbx exec demo sh -c "$together; echo one >/root/note" &
+one=$!
+agentsbx exec demo sh -c "$together; echo two >/root/note" &
+two=$!
+wait "$one"
+wait "$two"
+run agentsbx exec demo cat /root/note
+run agentsbx show demo "$(exec_that_is conflict)"
 
 say "The history."
 run agentsbx log demo

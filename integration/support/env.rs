@@ -47,6 +47,8 @@ pub fn process() -> &'static Process {
         for dir in [&run, &data, &logs] {
             fs::create_dir_all(dir).expect("make a directory");
         }
+        // runc refuses a root filesystem whose path has a symlink in it.
+        let [run, data, logs] = [run, data, logs].map(|dir| fs::canonicalize(dir).expect("resolve a directory"));
         let config = data.join("config.toml");
         fs::write(&config, "").expect("write a configuration");
         let log = fs::File::create(logs.join("guard.log")).expect("make the guard's log");
