@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: help setup demo check test install uninstall docs
+.PHONY: help setup demo check test install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make check      formatting, lints, shell scripts'
 	@echo 'make test       every test: as root, with engines of their own'
 	@echo 'make docs       the API documentation, in target/doc'
+	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
 	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
 	@echo 'make uninstall  take all of that away again'
 
@@ -34,10 +35,14 @@ test: setup
 	$(CARGO) build
 	$(CARGO) test --features schema --test integration schema::the_schema
 	$(CARGO) test --lib --bins
+	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration
 
 docs:
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps
+
+schema:
+	AGENTSBX_UPDATE_SCHEMA=1 $(CARGO) test --lib --features schema report::schema
 
 install:
 	@hack/install.sh install '$(PREFIX)' '$(DESTDIR)'

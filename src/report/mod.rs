@@ -1,5 +1,8 @@
 //! The result document of an exec, `dev.agentsbx.result/v1`, and the short form of it that an annotation carries.
 
+#[cfg(feature = "schema")]
+mod schema;
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::diff::{Change, PathBytes, Summary};
 use crate::id::Generation;
 use crate::terms::{Disposition, EndKind};
+
+#[cfg(feature = "schema")]
+pub use schema::json_schema;
 
 /// The document's name and version.
 pub const SCHEMA: &str = "dev.agentsbx.result/v1";
@@ -157,16 +163,6 @@ pub(crate) fn fitting<T: Serialize + Clone>(items: &[T], room: &mut usize) -> se
 /// A time as the documents have it: RFC 3339, UTC, nanoseconds. `ns` counts from 1970.
 pub fn rfc3339(ns: i64) -> String {
     chrono::DateTime::from_timestamp_nanos(ns).to_rfc3339_opts(chrono::SecondsFormat::Nanos, true)
-}
-
-/// The JSON Schema of the result document, generated from the types.
-#[cfg(feature = "schema")]
-pub fn json_schema() -> serde_json::Value {
-    let mut schema = schemars::schema_for!(ResultDocument).to_value();
-    if let Some(object) = schema.as_object_mut() {
-        object.insert("$id".into(), format!("urn:{}", SCHEMA.replace('/', ":")).into());
-    }
-    schema
 }
 
 #[cfg(test)]
