@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{InitError, Plan, Stdio, program};
+use crate::error::errno_text;
 use crate::rootfs::view;
-use crate::sys::{SysError, ns, process, tty};
+use crate::sys::{SysError, ns, process, socket, tty};
 
 /// A step's name and what it does.
 pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
@@ -196,7 +197,7 @@ fn terminal(state: &mut State) -> Result<(), InitError> {
     if let Some((rows, columns)) = size {
         sys(DOING, tty::set_size(master.as_fd(), *rows, *columns))?;
     }
-    sys("send the terminal to the console socket", tty::send_fd(console.as_fd(), master.as_fd(), b"/dev/ptmx"))?;
+    sys("send the terminal to the console socket", socket::send_fd(console.as_fd(), master.as_fd(), b"/dev/ptmx"))?;
     sys(DOING, tty::set_controlling(slave.as_fd()))?;
     errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdin(&slave))?;
     errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdout(&slave))?;
@@ -226,13 +227,7 @@ fn chdir_again(state: &mut State) -> Result<(), InitError> {
 
 fn bad_cwd(state: &State, errno: rustix::io::Errno) -> InitError {
     // Engines look for the C library's words.
-    let reason = match errno {
-        rustix::io::Errno::NOENT => "no such file or directory".to_owned(),
-        rustix::io::Errno::ACCESS => "permission denied".to_owned(),
-        rustix::io::Errno::NOTDIR => "not a directory".to_owned(),
-        other => other.to_string(),
-    };
-    InitError::Cwd { cwd: state.plan.cwd.clone(), reason }
+    InitError::Cwd { cwd: state.plan.cwd.clone(), reason: errno_text(&errno.into()) }
 }
 
 /// A working directory that was reached through a leaked descriptor is not below the root (CVE-2024-21626).
@@ -333,16 +328,8 @@ fn execute(state: &mut State) -> Result<(), InitError> {
     };
     process::reset_signals();
     let err = process::exec(&path, &state.plan.argv, &state.plan.env);
-    let reason = match err.errno() {
-        Some(libc::ENOENT) => "no such file or directory".to_owned(),
-        Some(libc::EACCES) => "permission denied".to_owned(),
-        Some(libc::EPERM) => "operation not permitted".to_owned(),
-        Some(libc::ENOEXEC) => "exec format error".to_owned(),
-        Some(libc::E2BIG) => "argument list too long".to_owned(),
-        _ => err.source.to_string(),
-    };
     let shown = path.to_string_lossy().into_owned();
-    Err(program::ProgramError::Exec(shown, reason).into())
+    Err(program::ProgramError::Exec(shown, errno_text(&err.source)).into())
 }
 
 #[cfg(test)]

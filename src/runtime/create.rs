@@ -20,12 +20,11 @@ use super::fixup::{self, Fixups};
 use super::payload::Payload;
 use super::prepare;
 use super::seccomp;
-use super::socket;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::proc;
+use crate::sys::{proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// What `create` is asked for. Paths may be relative to the current directory.
@@ -339,7 +338,7 @@ fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
     if let Some(path) = &paths.pidfd_socket {
         let pidfd = record.init()?.ok_or_else(gone)?;
         socket::connect(path)
-            .and_then(|s| socket::send_fd(s, pidfd.as_fd(), record.pid.to_string().as_bytes()))
+            .and_then(|s| socket::send_fd(s.as_fd(), pidfd.as_fd(), record.pid.to_string().as_bytes()))
             .on("send pidfd to", path)?;
     }
     if let Some(path) = &paths.pid_file {

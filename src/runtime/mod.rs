@@ -17,7 +17,6 @@ mod payload;
 mod prepare;
 mod run;
 pub mod seccomp;
-pub mod socket;
 mod start;
 pub mod state;
 pub mod stats;

@@ -13,6 +13,7 @@ use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, Exec
 use oci_spec::runtime::Spec;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
+use crate::error::errno_text;
 use crate::spec::{Config, normalise, passwd};
 use crate::sys::{proc, signal};
 
@@ -106,7 +107,7 @@ impl Executor for Payload {
     fn exec(&self, _: &Spec) -> Result<(), ExecutorError> {
         let name = self.args.first().map(String::as_str).unwrap_or_default();
         let failed = match self.try_exec(name) {
-            Ok(err) => format!("exec {name}: {}", super::socket::errno_text(&err)),
+            Ok(err) => format!("exec {name}: {}", errno_text(&err)),
             Err(text) => text,
         };
         // `create` is long gone: the container's own stderr is the only place left to say it, as runc does.
@@ -158,7 +159,7 @@ fn look_up(name: &str, path_var: &str) -> Result<PathBuf, String> {
 
 fn executable(path: &Path) -> Result<(), String> {
     let meta = std::fs::metadata(path)
-        .map_err(|err| format!("stat {}: {}", path.display(), super::socket::errno_text(&err)))?;
+        .map_err(|err| format!("stat {}: {}", path.display(), errno_text(&err)))?;
     if meta.is_dir() {
         return Err("permission denied".to_owned());
     }

@@ -13,12 +13,12 @@ use rustix::termios::{OptionalActions, Termios};
 use super::create::CreateRequest;
 use super::delete::DeleteRequest;
 use super::error::{On, RuntimeError};
-use super::socket;
 use super::start::start;
 use super::state::Record;
 use crate::spec::Config;
 use crate::sys::proc::{Ended, PidFd};
 use crate::sys::signal::SignalFd;
+use crate::sys::socket;
 
 /// What `run` is asked for.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl Console {
 
     fn accept(self) -> Result<Terminal, RuntimeError> {
         let (stream, _) = self.listener.accept().on("accept at", &self.path)?;
-        let master = socket::receive_fd(&stream).on("receive terminal at", &self.path)?;
+        let master = socket::receive_fd(stream.as_fd()).on("receive terminal at", &self.path)?;
         Ok(Terminal::attach(master))
     }
 }

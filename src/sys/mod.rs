@@ -10,6 +10,7 @@ pub mod ns;
 pub mod proc;
 pub mod process;
 pub mod signal;
+pub mod socket;
 pub mod tty;
 
 use crate::error::{Classify, Kind};
@@ -36,6 +37,13 @@ impl SysError {
     /// The `errno` value, where the kernel gave one.
     pub fn errno(&self) -> Option<i32> {
         self.source.raw_os_error()
+    }
+}
+
+/// For callers whose own error names the operation and its object already.
+impl From<SysError> for std::io::Error {
+    fn from(err: SysError) -> std::io::Error {
+        err.source
     }
 }
 

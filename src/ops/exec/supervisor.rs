@@ -24,7 +24,7 @@ use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
 use crate::sys::ns::PidFd;
-use crate::sys::{ns, tty};
+use crate::sys::{ns, socket};
 use crate::terms::{EndKind, LayerMode};
 
 /// An exec that has its row, its lock and (unless shared) its layer.
@@ -194,7 +194,7 @@ fn launch(
         preserve_fds: prepared.request.preserve_fds,
     };
     let running = spawn(plan, own_pids, cgroup)?;
-    let terminal = terminal.map(|socket| sys("receive the terminal", tty::receive_fd(socket.as_fd()))).transpose()?;
+    let terminal = terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
     Ok((running, terminal))
 }
 
@@ -205,10 +205,10 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
     }
     let size = described.console_size;
     if let Some(path) = &prepared.request.console_socket {
-        let console = sys("connect to the console socket", tty::connect(path))?;
+        let console = sys("connect to the console socket", socket::connect(path))?;
         return Ok((Stdio::Terminal { console, size }, None));
     }
-    let (ours, console) = sys("make a socket for the terminal", tty::socket_pair())?;
+    let (ours, console) = sys("make a socket for the terminal", socket::pair())?;
     Ok((Stdio::Terminal { console, size }, Some(ours)))
 }
 
@@ -216,9 +216,9 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
 fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError>) -> Result<(), OpsError> {
     let pid = rustix::process::getpid().as_raw_pid();
     if let Some(path) = &prepared.request.pidfd_socket {
-        let socket = sys("connect to the pidfd socket", tty::connect(path))?;
+        let socket = sys("connect to the pidfd socket", socket::connect(path))?;
         let pidfd = sys("open the supervisor", PidFd::open(pid))?;
-        sys("send the pidfd", tty::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
+        sys("send the pidfd", socket::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
     }
     if let Some(path) = &prepared.request.pid_file {
         let write = durable::replace_unsynced(path, pid.to_string().as_bytes(), 0o644);
