@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
-use crate::sys::{SysError, ns, process, socket, tty};
+use crate::sys::{SysError, attributes, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
 pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
@@ -37,7 +37,7 @@ pub(super) const STEPS: &[Step] = &[
     // Before anything is done that the container's limits should cover.
     ("wait for the cgroups", wait_for_go),
     // The container must not look into a process that still has the host's descriptors.
-    ("hide", |_| sys("hide from the container", process::set_dumpable(false))),
+    ("hide", |_| sys("hide from the container", attributes::set_dumpable(false))),
     // Raising limits or priorities takes capabilities of the host's user namespace, so before it is left.
     ("limits", limits),
     // By the host's /proc; a container could have mounted anything on its own.
@@ -64,12 +64,14 @@ pub(super) const STEPS: &[Step] = &[
     ("working directory, again", chdir_again),
     ("verify the working directory", verify_cwd),
     ("no new privileges", |s| {
-        if s.plan.no_new_privileges { sys("set no_new_privs", process::set_no_new_privs()) } else { Ok(()) }
+        if s.plan.no_new_privileges { sys("set no_new_privs", attributes::set_no_new_privs()) } else { Ok(()) }
     }),
     ("find the program", find_program),
     // The change of ids has cleared it (prctl(2)).
     ("tie to the supervisor, again", tie),
-    ("close on exec", |s| sys("mark descriptors close-on-exec", process::close_on_exec_from(3 + s.plan.preserve_fds))),
+    ("close on exec", |s| {
+        sys("mark descriptors close-on-exec", attributes::close_on_exec_from(3 + s.plan.preserve_fds))
+    }),
     // As late as can be, so that the filter need not allow what this list does.
     ("seccomp", |s| if s.plan.no_new_privileges { seccomp(s) } else { Ok(()) }),
     ("exec", execute),
@@ -84,7 +86,7 @@ fn errno<T>(doing: &'static str, call: &'static str, on: &str, result: rustix::i
 }
 
 fn tie(_: &mut State) -> Result<(), InitError> {
-    sys("tie the command to its supervisor", process::set_parent_death_signal(libc::SIGKILL))
+    sys("tie the command to its supervisor", attributes::set_parent_death_signal(libc::SIGKILL))
 }
 
 /// The go-ahead; end of file means that the supervisor died before this process was tied to it.
@@ -113,13 +115,13 @@ fn limits(state: &mut State) -> Result<(), InitError> {
         write().map_err(|source| InitError::Io { doing: format!("write {score} to {path}"), source })?;
     }
     if let Some((class, level)) = plan.io_priority {
-        sys("set the I/O priority", process::set_io_priority(class, level))?;
+        sys("set the I/O priority", attributes::set_io_priority(class, level))?;
     }
     if let Some(attr) = &plan.scheduler {
-        sys("set the scheduling policy", process::set_scheduler(attr))?;
+        sys("set the scheduling policy", attributes::set_scheduler(attr))?;
     }
     for (resource, soft, hard) in &plan.rlimits {
-        sys("error setting rlimits", process::set_rlimit(*resource, *soft, *hard))?;
+        sys("error setting rlimits", attributes::set_rlimit(*resource, *soft, *hard))?;
     }
     Ok(())
 }
@@ -159,9 +161,9 @@ fn write_labels(state: &mut State) -> Result<(), InitError> {
 
 fn keyring(state: &mut State) -> Result<(), InitError> {
     let Some(name) = &state.plan.keyring else { return Ok(()) };
-    match process::join_session_keyring(name) {
-        // A kernel without keyrings has none to leak; a quota of keys that is used up is no reason not to run (runc).
-        Err(err) if matches!(err.errno(), Some(libc::ENOSYS | libc::EDQUOT)) => Ok(()),
+    match attributes::join_session_keyring(name) {
+        // A quota of keys that is used up is no reason not to run (runc).
+        Err(err) if err.errno() == Some(libc::EDQUOT) => Ok(()),
         other => sys("join the container's session keyring", other),
     }
 }
@@ -170,7 +172,7 @@ fn namespaces(state: &mut State) -> Result<(), InitError> {
     sys("join the container's namespaces", ns::join(state.plan.pidfd.as_fd(), state.plan.namespaces))?;
     if state.plan.namespaces & libc::CLONE_NEWUSER != 0 {
         // Host ids mean nothing in there.
-        sys("become root of the container's user namespace", process::set_ids(0, 0))?;
+        sys("become root of the container's user namespace", attributes::set_ids(0, 0))?;
     }
     Ok(())
 }
@@ -206,7 +208,7 @@ fn terminal(state: &mut State) -> Result<(), InitError> {
 
 fn personality(state: &mut State) -> Result<(), InitError> {
     match state.plan.personality {
-        Some(domain) => sys("set the execution domain", process::set_personality(domain)),
+        Some(domain) => sys("set the execution domain", attributes::set_personality(domain)),
         None => Ok(()),
     }
 }
@@ -261,22 +263,22 @@ fn own_streams(state: &mut State) -> Result<(), InitError> {
 
 fn identity(state: &mut State) -> Result<(), InitError> {
     let (user, caps) = (&state.plan.user, &state.plan.capabilities);
-    sys("limit the bounding set", process::limit_bounding_set(caps.bounding))?;
-    sys("keep capabilities", process::keep_capabilities(true))?;
-    match process::set_groups(&user.groups) {
+    sys("limit the bounding set", attributes::limit_bounding_set(caps.bounding))?;
+    sys("keep capabilities", attributes::keep_capabilities(true))?;
+    match attributes::set_groups(&user.groups) {
         // In a user namespace made without privileges setgroups is off; with no groups asked for nothing is lost.
         Err(err) if user.groups.is_empty() && err.errno() == Some(libc::EPERM) => {}
         other => sys("set the groups", other)?,
     }
-    sys("set the user", process::set_ids(user.uid, user.gid))?;
-    sys("keep capabilities", process::keep_capabilities(false))?;
-    sys("set the capabilities", process::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
-    sys("set the ambient capabilities", process::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
+    sys("set the user", attributes::set_ids(user.uid, user.gid))?;
+    sys("keep capabilities", attributes::keep_capabilities(false))?;
+    sys("set the capabilities", attributes::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
+    sys("set the ambient capabilities", attributes::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
 }
 
 fn seccomp(state: &mut State) -> Result<(), InitError> {
     match &state.plan.seccomp {
-        Some(program) => sys("load the seccomp filter", process::load_seccomp(&program.instructions, program.flags)),
+        Some(program) => sys("load the seccomp filter", attributes::load_seccomp(&program.instructions, program.flags)),
         None => Ok(()),
     }
 }
@@ -326,7 +328,7 @@ fn execute(state: &mut State) -> Result<(), InitError> {
     let Some(path) = state.program.take() else {
         return Err(program::ProgramError::NotInPath(String::new()).into());
     };
-    process::reset_signals();
+    sys("reset the signals", signal::reset_all_for_exec())?;
     let err = process::exec(&path, &state.plan.argv, &state.plan.env);
     let shown = path.to_string_lossy().into_owned();
     Err(program::ProgramError::Exec(shown, errno_text(&err.source)).into())

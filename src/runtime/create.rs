@@ -3,6 +3,7 @@
 //! Order: state directory (made atomically: it is the claim on the id), record with the creator's identity, normalised
 //! configuration, root filesystem, cgroups, libcontainer, repairs, record with the first process, pid file.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,6 +18,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::members;
 use super::payload::Payload;
 use super::prepare;
 use super::seccomp;
@@ -24,7 +26,7 @@ use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{proc, socket};
+use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// What `create` is asked for. Paths may be relative to the current directory.
@@ -261,7 +263,7 @@ fn personality(config: &Config) -> Result<Option<u64>, RuntimeError> {
 fn discard(dirs: &[CgroupDir]) {
     // Best effort after a failure that is told already.
     let _ = cgroup::kill_all(dirs);
-    let _ = cgroup::remove(dirs);
+    let _ = members::remove(dirs);
 }
 
 /// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
@@ -277,7 +279,8 @@ fn launch(
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     let fixups = Fixups::plan(&bundle.engine, config, root, v1)?;
     if !request.no_new_keyring {
-        proc::join_session_keyring(&format!("_ses.{}", record.id)).during("join a new session keyring")?;
+        let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
+        attributes::join_session_keyring(&name).during("join a new session keyring")?;
     }
     let payload = Payload::new(&bundle.engine, request.listen_fds, bundle.lock.as_raw_fd());
     let capture = ErrorCapture::new().during("make a memory file")?;

@@ -1,11 +1,13 @@
 //! Every raw system call of the crate, and every `unsafe`; the rest of the code sees owned descriptors and errors that
 //! read like a line of strace.
 
+pub mod attributes;
 pub mod exe;
 pub mod fs;
 pub mod inside;
 pub mod mount;
 pub mod mountattr;
+pub mod mountinfo;
 pub mod ns;
 pub mod proc;
 pub mod process;

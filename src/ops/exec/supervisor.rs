@@ -23,7 +23,7 @@ use crate::runtime::seccomp;
 use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
-use crate::sys::ns::PidFd;
+use crate::sys::proc::PidFd;
 use crate::sys::{ns, socket};
 use crate::terms::{EndKind, LayerMode};
 
@@ -63,11 +63,7 @@ pub(super) fn run(
     };
     recover::container(&store, container.key)?;
 
-    let pidfd = sys("open the container's first process", PidFd::open(record.pid))?;
-    // The id is only known to be that process's if it still is after the handle on it is open.
-    if record.init()?.is_none() {
-        return Err(OpsError::ExecStopped);
-    }
+    let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
     let mounts = view::submounts(record.pid)?;
     // A read-only root has nothing to layer.
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
@@ -194,7 +190,8 @@ fn launch(
         preserve_fds: prepared.request.preserve_fds,
     };
     let running = spawn(plan, own_pids, cgroup)?;
-    let terminal = terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
+    let terminal =
+        terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
     Ok((running, terminal))
 }
 
@@ -217,7 +214,7 @@ fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError
     let pid = rustix::process::getpid().as_raw_pid();
     if let Some(path) = &prepared.request.pidfd_socket {
         let socket = sys("connect to the pidfd socket", socket::connect(path))?;
-        let pidfd = sys("open the supervisor", PidFd::open(pid))?;
+        let pidfd = sys("open the supervisor", PidFd::of(pid))?;
         sys("send the pidfd", socket::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
     }
     if let Some(path) = &prepared.request.pid_file {
