@@ -33,7 +33,6 @@ check:
 test: setup
 	@hack/images.sh
 	$(CARGO) build
-	$(CARGO) test --features schema --test integration schema::the_schema
 	$(CARGO) test --lib --bins
 	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration

@@ -193,7 +193,8 @@ fn a_terminal_is_sent_with_its_size() {
     let path = host.dir.path().join("console");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     host.detached(&["create", "--console-socket", path.to_str().unwrap()]);
-    let master = agentsbx::runtime::socket::receive_fd(listener.accept().unwrap().0).unwrap();
+    let socket = listener.accept().unwrap().0;
+    let master = agentsbx::sys::socket::receive_fd(std::os::fd::AsFd::as_fd(&socket)).unwrap();
     host.ok(&["start", &host.id]);
     let mut shown = Vec::new();
     // The read ends with EIO once nobody has the other side open.

@@ -73,6 +73,14 @@ pub fn chain(err: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
+/// The text of an `errno` as C and Go programs print it: lower case, without the number.
+pub fn errno_text(err: &std::io::Error) -> String {
+    let text = err.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars.next().map(|c| c.to_ascii_lowercase().to_string() + chars.as_str()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +95,21 @@ mod tests {
             (libc::EIO, Kind::System),
         ] {
             assert_eq!(Kind::of_errno(errno), kind, "errno {errno}");
+        }
+    }
+
+    #[test]
+    fn errno_words() {
+        for (errno, want) in [
+            (libc::ENOENT, "no such file or directory"),
+            (libc::EACCES, "permission denied"),
+            (libc::ENOTDIR, "not a directory"),
+            (libc::EPERM, "operation not permitted"),
+            (libc::ENOEXEC, "exec format error"),
+            (libc::E2BIG, "argument list too long"),
+            (libc::ESRCH, "no such process"),
+        ] {
+            assert_eq!(errno_text(&std::io::Error::from_raw_os_error(errno)), want);
         }
     }
 

@@ -74,7 +74,7 @@ impl CommonArgs {
 fn listen_fds() -> Option<u32> {
     let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u32>().ok();
     if number("LISTEN_PID") != Some(std::process::id()) {
-        crate::sys::proc::remove_env("LISTEN_FDS");
+        crate::sys::process::remove_env("LISTEN_FDS");
         return None;
     }
     number("LISTEN_FDS")

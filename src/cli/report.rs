@@ -118,7 +118,7 @@ fn plain_errno(text: &str) -> String {
         let Some(close) = rest.find(')') else { break };
         let Ok(errno) = rest[..close].parse::<i32>() else { break };
         let long = io::Error::from_raw_os_error(errno).to_string();
-        let short = crate::runtime::socket::errno_text(&io::Error::from_raw_os_error(errno));
+        let short = crate::error::errno_text(&io::Error::from_raw_os_error(errno));
         let replaced = out.replacen(&long, &short, 1);
         if replaced == out {
             break;

@@ -22,7 +22,7 @@ use crate::policy::capabilities::Sets;
 use crate::policy::seccomp::Program;
 use crate::rootfs::RootfsError;
 use crate::sys::SysError;
-use crate::sys::process::SchedAttr;
+use crate::sys::attributes::SchedAttr;
 
 /// All that the child needs to know; plain data and open descriptors.
 #[derive(Debug)]

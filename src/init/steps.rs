@@ -8,8 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{InitError, Plan, Stdio, program};
+use crate::error::errno_text;
 use crate::rootfs::view;
-use crate::sys::{SysError, ns, process, tty};
+use crate::sys::{SysError, attributes, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
 pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
@@ -36,7 +37,7 @@ pub(super) const STEPS: &[Step] = &[
     // Before anything is done that the container's limits should cover.
     ("wait for the cgroups", wait_for_go),
     // The container must not look into a process that still has the host's descriptors.
-    ("hide", |_| sys("hide from the container", process::set_dumpable(false))),
+    ("hide", |_| sys("hide from the container", attributes::set_dumpable(false))),
     // Raising limits or priorities takes capabilities of the host's user namespace, so before it is left.
     ("limits", limits),
     // By the host's /proc; a container could have mounted anything on its own.
@@ -63,12 +64,14 @@ pub(super) const STEPS: &[Step] = &[
     ("working directory, again", chdir_again),
     ("verify the working directory", verify_cwd),
     ("no new privileges", |s| {
-        if s.plan.no_new_privileges { sys("set no_new_privs", process::set_no_new_privs()) } else { Ok(()) }
+        if s.plan.no_new_privileges { sys("set no_new_privs", attributes::set_no_new_privs()) } else { Ok(()) }
     }),
     ("find the program", find_program),
     // The change of ids has cleared it (prctl(2)).
     ("tie to the supervisor, again", tie),
-    ("close on exec", |s| sys("mark descriptors close-on-exec", process::close_on_exec_from(3 + s.plan.preserve_fds))),
+    ("close on exec", |s| {
+        sys("mark descriptors close-on-exec", attributes::close_on_exec_from(3 + s.plan.preserve_fds))
+    }),
     // As late as can be, so that the filter need not allow what this list does.
     ("seccomp", |s| if s.plan.no_new_privileges { seccomp(s) } else { Ok(()) }),
     ("exec", execute),
@@ -83,7 +86,7 @@ fn errno<T>(doing: &'static str, call: &'static str, on: &str, result: rustix::i
 }
 
 fn tie(_: &mut State) -> Result<(), InitError> {
-    sys("tie the command to its supervisor", process::set_parent_death_signal(libc::SIGKILL))
+    sys("tie the command to its supervisor", attributes::set_parent_death_signal(libc::SIGKILL))
 }
 
 /// The go-ahead; end of file means that the supervisor died before this process was tied to it.
@@ -112,13 +115,13 @@ fn limits(state: &mut State) -> Result<(), InitError> {
         write().map_err(|source| InitError::Io { doing: format!("write {score} to {path}"), source })?;
     }
     if let Some((class, level)) = plan.io_priority {
-        sys("set the I/O priority", process::set_io_priority(class, level))?;
+        sys("set the I/O priority", attributes::set_io_priority(class, level))?;
     }
     if let Some(attr) = &plan.scheduler {
-        sys("set the scheduling policy", process::set_scheduler(attr))?;
+        sys("set the scheduling policy", attributes::set_scheduler(attr))?;
     }
     for (resource, soft, hard) in &plan.rlimits {
-        sys("error setting rlimits", process::set_rlimit(*resource, *soft, *hard))?;
+        sys("error setting rlimits", attributes::set_rlimit(*resource, *soft, *hard))?;
     }
     Ok(())
 }
@@ -158,9 +161,9 @@ fn write_labels(state: &mut State) -> Result<(), InitError> {
 
 fn keyring(state: &mut State) -> Result<(), InitError> {
     let Some(name) = &state.plan.keyring else { return Ok(()) };
-    match process::join_session_keyring(name) {
-        // A kernel without keyrings has none to leak; a quota of keys that is used up is no reason not to run (runc).
-        Err(err) if matches!(err.errno(), Some(libc::ENOSYS | libc::EDQUOT)) => Ok(()),
+    match attributes::join_session_keyring(name) {
+        // A quota of keys that is used up is no reason not to run (runc).
+        Err(err) if err.errno() == Some(libc::EDQUOT) => Ok(()),
         other => sys("join the container's session keyring", other),
     }
 }
@@ -169,7 +172,7 @@ fn namespaces(state: &mut State) -> Result<(), InitError> {
     sys("join the container's namespaces", ns::join(state.plan.pidfd.as_fd(), state.plan.namespaces))?;
     if state.plan.namespaces & libc::CLONE_NEWUSER != 0 {
         // Host ids mean nothing in there.
-        sys("become root of the container's user namespace", process::set_ids(0, 0))?;
+        sys("become root of the container's user namespace", attributes::set_ids(0, 0))?;
     }
     Ok(())
 }
@@ -196,7 +199,7 @@ fn terminal(state: &mut State) -> Result<(), InitError> {
     if let Some((rows, columns)) = size {
         sys(DOING, tty::set_size(master.as_fd(), *rows, *columns))?;
     }
-    sys("send the terminal to the console socket", tty::send_fd(console.as_fd(), master.as_fd(), b"/dev/ptmx"))?;
+    sys("send the terminal to the console socket", socket::send_fd(console.as_fd(), master.as_fd(), b"/dev/ptmx"))?;
     sys(DOING, tty::set_controlling(slave.as_fd()))?;
     errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdin(&slave))?;
     errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stdout(&slave))?;
@@ -205,7 +208,7 @@ fn terminal(state: &mut State) -> Result<(), InitError> {
 
 fn personality(state: &mut State) -> Result<(), InitError> {
     match state.plan.personality {
-        Some(domain) => sys("set the execution domain", process::set_personality(domain)),
+        Some(domain) => sys("set the execution domain", attributes::set_personality(domain)),
         None => Ok(()),
     }
 }
@@ -226,13 +229,7 @@ fn chdir_again(state: &mut State) -> Result<(), InitError> {
 
 fn bad_cwd(state: &State, errno: rustix::io::Errno) -> InitError {
     // Engines look for the C library's words.
-    let reason = match errno {
-        rustix::io::Errno::NOENT => "no such file or directory".to_owned(),
-        rustix::io::Errno::ACCESS => "permission denied".to_owned(),
-        rustix::io::Errno::NOTDIR => "not a directory".to_owned(),
-        other => other.to_string(),
-    };
-    InitError::Cwd { cwd: state.plan.cwd.clone(), reason }
+    InitError::Cwd { cwd: state.plan.cwd.clone(), reason: errno_text(&errno.into()) }
 }
 
 /// A working directory that was reached through a leaked descriptor is not below the root (CVE-2024-21626).
@@ -266,22 +263,22 @@ fn own_streams(state: &mut State) -> Result<(), InitError> {
 
 fn identity(state: &mut State) -> Result<(), InitError> {
     let (user, caps) = (&state.plan.user, &state.plan.capabilities);
-    sys("limit the bounding set", process::limit_bounding_set(caps.bounding))?;
-    sys("keep capabilities", process::keep_capabilities(true))?;
-    match process::set_groups(&user.groups) {
+    sys("limit the bounding set", attributes::limit_bounding_set(caps.bounding))?;
+    sys("keep capabilities", attributes::keep_capabilities(true))?;
+    match attributes::set_groups(&user.groups) {
         // In a user namespace made without privileges setgroups is off; with no groups asked for nothing is lost.
         Err(err) if user.groups.is_empty() && err.errno() == Some(libc::EPERM) => {}
         other => sys("set the groups", other)?,
     }
-    sys("set the user", process::set_ids(user.uid, user.gid))?;
-    sys("keep capabilities", process::keep_capabilities(false))?;
-    sys("set the capabilities", process::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
-    sys("set the ambient capabilities", process::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
+    sys("set the user", attributes::set_ids(user.uid, user.gid))?;
+    sys("keep capabilities", attributes::keep_capabilities(false))?;
+    sys("set the capabilities", attributes::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
+    sys("set the ambient capabilities", attributes::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
 }
 
 fn seccomp(state: &mut State) -> Result<(), InitError> {
     match &state.plan.seccomp {
-        Some(program) => sys("load the seccomp filter", process::load_seccomp(&program.instructions, program.flags)),
+        Some(program) => sys("load the seccomp filter", attributes::load_seccomp(&program.instructions, program.flags)),
         None => Ok(()),
     }
 }
@@ -331,18 +328,10 @@ fn execute(state: &mut State) -> Result<(), InitError> {
     let Some(path) = state.program.take() else {
         return Err(program::ProgramError::NotInPath(String::new()).into());
     };
-    process::reset_signals();
+    sys("reset the signals", signal::reset_all_for_exec())?;
     let err = process::exec(&path, &state.plan.argv, &state.plan.env);
-    let reason = match err.errno() {
-        Some(libc::ENOENT) => "no such file or directory".to_owned(),
-        Some(libc::EACCES) => "permission denied".to_owned(),
-        Some(libc::EPERM) => "operation not permitted".to_owned(),
-        Some(libc::ENOEXEC) => "exec format error".to_owned(),
-        Some(libc::E2BIG) => "argument list too long".to_owned(),
-        _ => err.source.to_string(),
-    };
     let shown = path.to_string_lossy().into_owned();
-    Err(program::ProgramError::Exec(shown, reason).into())
+    Err(program::ProgramError::Exec(shown, errno_text(&err.source)).into())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::id::Generation;
 use crate::rootfs::RootfsError;
 use crate::runtime::RuntimeError;
 use crate::runtime::exec::ExecError;
+use crate::runtime::members::CgroupError;
 use crate::store::StoreError;
 use crate::terms::UnknownValue;
 
@@ -23,6 +24,9 @@ pub enum OpsError {
     /// A command could not be run.
     #[error(transparent)]
     Exec(#[from] ExecError),
+    /// A cgroup could not be emptied or removed.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
     /// A layer could not be read.
     #[error(transparent)]
     Diff(#[from] DiffError),
@@ -126,6 +130,7 @@ impl Classify for OpsError {
             OpsError::Store(err) => err.kind(),
             OpsError::Runtime(err) => err.kind(),
             OpsError::Exec(err) => err.kind(),
+            OpsError::Cgroup(err) => err.kind(),
             OpsError::Diff(err) => err.kind(),
             OpsError::Rootfs(err) => err.kind(),
             OpsError::Setting { .. } | OpsError::Flag { .. } | OpsError::Json { .. } | OpsError::NotAncestor { .. } => {

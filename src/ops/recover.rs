@@ -6,7 +6,8 @@ use super::{Context, OpsError, delete, publish, stack};
 use crate::diff;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
-use crate::runtime::exec::cgroup::{kill_groups, remove_groups};
+use crate::runtime::exec::cgroup::KILL_PATIENCE;
+use crate::runtime::members;
 use crate::runtime::state::Record;
 use crate::store::{Abandoned, Container, ContainerKey, Store, StoreError};
 
@@ -64,9 +65,10 @@ fn is_gone(container: &Container) -> Result<bool, OpsError> {
 
 fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     let record = &lost.record;
-    let (killed, gone) = kill_groups(&record.cgroups);
+    let ended = members::kill(&record.cgroups, KILL_PATIENCE)?;
+    let (killed, gone) = (ended.seen, ended.left.is_none());
     if gone {
-        remove_groups(&record.cgroups)?;
+        members::remove(&record.cgroups)?;
     }
     let container = store.container(record.container)?;
     if let Some(layer) = &record.layer

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{Context, OpsError, publish, recover};
 use crate::id::{Generation, Revision};
-use crate::runtime::exec::cgroup::kill_groups;
+use crate::runtime::exec::cgroup::KILL_PATIENCE;
+use crate::runtime::members;
 use crate::store::{Container, Rollback, Store};
 
 /// How long `reset` waits for the execs that it has killed to be recorded.
@@ -22,7 +23,7 @@ pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), Op
     let (store, container) = context.container(container)?;
     let running = store.running(container.key)?;
     for exec in &running {
-        kill_groups(&exec.cgroups);
+        members::kill(&exec.cgroups, KILL_PATIENCE)?;
     }
     let begun = Instant::now();
     let mut pause = Duration::from_millis(1);

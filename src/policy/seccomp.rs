@@ -205,8 +205,8 @@ mod tests {
     fn errno_of_mkdir(program: &Program) -> i32 {
         match crate::sys::process::fork().unwrap() {
             crate::sys::process::Fork::Child => {
-                let loaded = crate::sys::process::set_no_new_privs()
-                    .and_then(|()| crate::sys::process::load_seccomp(&program.instructions, program.flags));
+                let loaded = crate::sys::attributes::set_no_new_privs()
+                    .and_then(|()| crate::sys::attributes::load_seccomp(&program.instructions, program.flags));
                 if loaded.is_err() {
                     crate::sys::process::exit_now(255);
                 }

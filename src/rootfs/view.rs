@@ -1,15 +1,13 @@
 //! One exec's view: its own mount namespace, with the layered root in place of the container's and all of the
 //! container's volumes, tmpfs and kernel filesystems moved over.
 
-use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{RootfsError, doing};
-use crate::sys::{mount, ns};
+use crate::sys::{mount, mountinfo, ns};
 
 /// The mount points directly below the root of the process `pid`, in the order they were mounted, as paths inside.
 ///
@@ -32,8 +30,8 @@ fn direct_children(text: &[u8]) -> Result<Vec<PathBuf>, &[u8]> {
         else {
             return Err(line);
         };
-        let point = unescape(point);
-        if point == b"/" {
+        let point = mountinfo::unescape(point);
+        if point == Path::new("/") {
             // The first is the process's root; later ones are mounted over it, where the process does not look.
             root.get_or_insert(id);
             continue;
@@ -41,24 +39,7 @@ fn direct_children(text: &[u8]) -> Result<Vec<PathBuf>, &[u8]> {
         mounts.push((parent, point));
     }
     let inside = mounts.into_iter().filter(|(parent, _)| Some(*parent) == root);
-    Ok(inside.map(|(_, point)| PathBuf::from(OsString::from_vec(point))).collect())
-}
-
-/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, tail)) = rest.split_first() {
-        let octal = tail.get(..3).filter(|d| byte == b'\\' && d.iter().all(|c| (b'0'..=b'7').contains(c)));
-        if let Some(digits) = octal {
-            out.push(digits.iter().fold(0u32, |n, d| n * 8 + u32::from(d - b'0')) as u8);
-            rest = &tail[3..];
-        } else {
-            out.push(byte);
-            rest = tail;
-        }
-    }
-    out
+    Ok(inside.map(|(_, point)| point).collect())
 }
 
 /// Makes the view and enters it: afterwards this process's root and working directory are the layered root.
@@ -157,18 +138,5 @@ mod tests {
         assert_eq!(got, [PathBuf::from("/proc"), PathBuf::from("/dev"), PathBuf::from("/a b\\c")]);
         assert_eq!(direct_children(b"junk\n").unwrap_err(), b"junk");
         assert!(direct_children(b"").unwrap().is_empty());
-    }
-
-    #[test]
-    fn escapes() {
-        for (raw, want) in [
-            (&b"/a\\040b"[..], &b"/a b"[..]),
-            (b"\\134", b"\\"),
-            (b"\\9", b"\\9"),
-            (b"a\\04", b"a\\04"),
-            (b"\\012", b"\n"),
-        ] {
-            assert_eq!(unescape(raw), want);
-        }
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::ffi::OsStringExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::{On, RuntimeError};
-use crate::sys::proc;
+use super::members::{self, CgroupError, write};
+use crate::sys::{mountinfo, proc};
 
 /// Controllers that libcgroups joins by itself on v1; all other hierarchies are joined by us.
 const LIBCGROUPS_V1: [&str; 12] = [
@@ -27,7 +27,7 @@ const LIBCGROUPS_V1: [&str; 12] = [
     "net_cls",
     "freezer",
 ];
-/// How long processes get to be gone after SIGKILL, and a cgroup to become removable.
+/// How long processes get to be gone after SIGKILL, or to freeze.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The container's cgroup in one hierarchy.
@@ -38,6 +38,12 @@ pub struct CgroupDir {
     pub controllers: String,
     /// The cgroup's directory on the host.
     pub path: PathBuf,
+}
+
+impl AsRef<Path> for CgroupDir {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl CgroupDir {
@@ -112,23 +118,14 @@ fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
             _ => continue,
         };
         if found.iter().all(|h| h.controllers != controllers) {
-            found.push(Hierarchy { controllers, mount_point: unescape(point), root: unescape(root) });
+            found.push(Hierarchy {
+                controllers,
+                mount_point: mountinfo::unescape(point),
+                root: mountinfo::unescape(root),
+            });
         }
     }
     found
-}
-
-/// mountinfo writes space, tab, newline and backslash as `\ooo`.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut i = 0;
-    while i < field.len() {
-        let octal = field.get(i + 1..i + 4).filter(|_| field[i] == b'\\');
-        let value = octal.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
-        bytes.push(value.unwrap_or(field[i]));
-        i += if value.is_some() { 4 } else { 1 };
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 /// The directories of the cgroups that process `pid` is in, by `/proc/PID/cgroup`.
@@ -164,56 +161,10 @@ pub fn without_roots(dirs: Vec<CgroupDir>, all: &[Hierarchy]) -> Vec<CgroupDir> 
     dirs.into_iter().filter(|d| all.iter().all(|h| d.path != h.mount_point)).collect()
 }
 
-/// Pids in the cgroup `dir` and all below it; none if it does not exist.
-pub fn pids_in(dir: &Path) -> Result<Vec<i32>, RuntimeError> {
-    let mut pids = Vec::new();
-    for path in tree(dir)? {
-        let file = path.join("cgroup.procs");
-        match fs::read_to_string(&file) {
-            Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 0)),
-            // Gone meanwhile, or a threaded v2 cgroup, whose processes are listed at its domain.
-            Err(err) if is_gone(&err) || err.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            Err(err) => return Err(err).on("read", &file),
-        }
-    }
-    pids.sort_unstable();
-    pids.dedup();
-    Ok(pids)
-}
-
-fn is_gone(err: &io::Error) -> bool {
-    matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
-}
-
-/// `dir` and every cgroup below it, parents before children; empty if it does not exist.
-fn tree(dir: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
-    let mut all = Vec::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(at) = todo.pop() {
-        let entries = match fs::read_dir(&at) {
-            Ok(entries) => entries,
-            Err(err) if is_gone(&err) => continue,
-            Err(err) => return Err(err).on("read directory", &at),
-        };
-        for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(err) if is_gone(&err) => break,
-                Err(err) => return Err(err).on("read directory", &at),
-            };
-            if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                todo.push(entry.path());
-            }
-        }
-        all.push(at);
-    }
-    Ok(all)
-}
-
 /// Fails if any of `dirs` has a process: a new container must not share its cgroup, since ending it ends them.
 pub fn require_empty(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
     for dir in dirs {
-        let count = pids_in(&dir.path)?.len();
+        let count = members::pids(&[dir])?.len();
         if count > 0 {
             return Err(RuntimeError::CgroupNotEmpty { path: dir.path.clone(), count });
         }
@@ -264,11 +215,6 @@ impl Joined {
         }
         Ok(())
     }
-}
-
-/// Writes one value to a cgroup file that exists.
-pub fn write(path: &Path, value: &str) -> io::Result<()> {
-    fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
 /// True if the freezer holds the container's processes, or is about to.
@@ -330,15 +276,6 @@ fn freeze_v1(file: &Path, frozen: bool) -> Result<(), RuntimeError> {
     }
 }
 
-/// All pids of the container: of every hierarchy, child cgroups included.
-pub fn all_pids(dirs: &[CgroupDir]) -> Result<Vec<i32>, RuntimeError> {
-    let mut pids = BTreeSet::new();
-    for dir in dirs {
-        pids.extend(pids_in(&dir.path)?);
-    }
-    Ok(pids.into_iter().collect())
-}
-
 /// Sends `signal` to every process in the container's cgroup. They are frozen meanwhile where that is possible, so that
 /// none forks away; SIGKILL thaws.
 pub fn signal_all(dirs: &[CgroupDir], signal: i32) -> Result<(), RuntimeError> {
@@ -346,71 +283,26 @@ pub fn signal_all(dirs: &[CgroupDir], signal: i32) -> Result<(), RuntimeError> {
     let v1_freezer = dirs.iter().any(|d| d.has("freezer") && d.path.exists());
     // Best effort: without a freezer the loop of `kill_all` catches who forked away.
     let froze = !was_frozen && v1_freezer && freeze(dirs, true).is_ok();
-    let outcome = all_pids(dirs).and_then(|pids| {
-        for pid in pids {
-            match proc::kill(pid, signal) {
-                Ok(()) => {}
-                Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(source) => return Err(RuntimeError::System { op: "kill", source }),
-            }
-        }
-        Ok(())
-    });
+    let outcome = members::signal(dirs, signal);
     if froze || (was_frozen && signal == libc::SIGKILL) {
         match freeze(dirs, false) {
             // Removed by somebody who deletes the same container: nobody is left to thaw.
-            Err(RuntimeError::Io { source, .. }) if is_gone(&source) => {}
+            Err(RuntimeError::Io { source, .. }) if members::is_gone(&source) => {}
             other => other?,
         }
     }
-    outcome
+    Ok(outcome?)
 }
 
 /// Kills everything in the container's cgroup and waits until it is gone.
 pub fn kill_all(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
-    let deadline = Instant::now() + GONE_WITHIN;
-    let mut pause = Duration::from_micros(100);
-    loop {
-        let mut left = all_pids(dirs)?;
-        left.retain(|pid| proc::stat(*pid).ok().flatten().is_some_and(|s| !s.is_dead()));
-        let Some(first) = left.first() else { return Ok(()) };
-        if Instant::now() > deadline {
-            let path = PathBuf::from(format!("/proc/{first}"));
-            return Err(RuntimeError::CgroupBusy { path, source: io::Error::from_raw_os_error(libc::EBUSY) });
-        }
-        for dir in dirs.iter().filter(|d| d.is_v2()) {
-            // Not on hosts before 5.14; the signals below do it there.
-            let _ = write(&dir.path.join("cgroup.kill"), "1");
-        }
-        signal_all(dirs, libc::SIGKILL)?;
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(50));
-    }
-}
-
-/// Removes the container's cgroups, children first. A cgroup stays busy for a moment after its last process ended.
-pub fn remove(dirs: &[CgroupDir]) -> Result<(), RuntimeError> {
-    for dir in dirs {
-        let deadline = Instant::now() + GONE_WITHIN;
-        let mut pause = Duration::from_micros(100);
-        loop {
-            let mut busy = None;
-            for path in tree(&dir.path)?.iter().rev() {
-                match fs::remove_dir(path) {
-                    Ok(()) => {}
-                    Err(err) if is_gone(&err) => {}
-                    Err(err) => busy = busy.or(Some((path.clone(), err))),
-                }
-            }
-            let Some((path, source)) = busy else { break };
-            if source.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
-                return Err(RuntimeError::CgroupBusy { path, source });
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
+    match members::kill(dirs, GONE_WITHIN)?.left {
+        None => Ok(()),
+        Some(pid) => {
+            let path = PathBuf::from(format!("/proc/{pid}"));
+            Err(CgroupError { doing: "end", path, source: io::Error::from_raw_os_error(libc::EBUSY) }.into())
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -455,16 +347,5 @@ mod tests {
         let all = parse_mountinfo(HYBRID);
         assert_eq!(without_roots(of_path(Path::new("/"), &all), &all), []);
         assert_eq!(without_roots(of_path(Path::new("/a/b"), &all), &all).len(), 4);
-    }
-
-    #[test]
-    fn nested_directories_are_removed_bottom_up() {
-        let dir = tempfile::tempdir().unwrap();
-        let top = dir.path().join("c");
-        fs::create_dir_all(top.join("a/b")).unwrap();
-        fs::create_dir_all(top.join("d")).unwrap();
-        remove(&[CgroupDir { controllers: "pids".into(), path: top.clone() }]).unwrap();
-        assert!(!top.exists());
-        assert_eq!(pids_in(&top).unwrap(), Vec::<i32>::new());
     }
 }

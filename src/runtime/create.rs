@@ -3,6 +3,7 @@
 //! Order: state directory (made atomically: it is the claim on the id), record with the creator's identity, normalised
 //! configuration, root filesystem, cgroups, libcontainer, repairs, record with the first process, pid file.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,15 +18,15 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::members;
 use super::payload::Payload;
 use super::prepare;
 use super::seccomp;
-use super::socket;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::proc;
+use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// What `create` is asked for. Paths may be relative to the current directory.
@@ -262,7 +263,7 @@ fn personality(config: &Config) -> Result<Option<u64>, RuntimeError> {
 fn discard(dirs: &[CgroupDir]) {
     // Best effort after a failure that is told already.
     let _ = cgroup::kill_all(dirs);
-    let _ = cgroup::remove(dirs);
+    let _ = members::remove(dirs);
 }
 
 /// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
@@ -278,7 +279,8 @@ fn launch(
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     let fixups = Fixups::plan(&bundle.engine, config, root, v1)?;
     if !request.no_new_keyring {
-        proc::join_session_keyring(&format!("_ses.{}", record.id)).during("join a new session keyring")?;
+        let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
+        attributes::join_session_keyring(&name).during("join a new session keyring")?;
     }
     let payload = Payload::new(&bundle.engine, request.listen_fds, bundle.lock.as_raw_fd());
     let capture = ErrorCapture::new().during("make a memory file")?;
@@ -339,7 +341,7 @@ fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
     if let Some(path) = &paths.pidfd_socket {
         let pidfd = record.init()?.ok_or_else(gone)?;
         socket::connect(path)
-            .and_then(|s| socket::send_fd(s, pidfd.as_fd(), record.pid.to_string().as_bytes()))
+            .and_then(|s| socket::send_fd(s.as_fd(), pidfd.as_fd(), record.pid.to_string().as_bytes()))
             .on("send pidfd to", path)?;
     }
     if let Some(path) = &paths.pid_file {

@@ -94,7 +94,7 @@ fn is_precise(text: &str) -> bool {
 fn errno_in(line: &str) -> Option<String> {
     let word =
         line.split(|c: char| !c.is_ascii_alphanumeric()).find_map(|w| ERRNOS.iter().find(|(name, _)| *name == w));
-    word.map(|(_, errno)| super::socket::errno_text(&std::io::Error::from_raw_os_error(*errno)))
+    word.map(|(_, errno)| crate::error::errno_text(&std::io::Error::from_raw_os_error(*errno)))
 }
 
 #[cfg(test)]

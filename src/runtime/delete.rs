@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::cgroup;
 use super::error::{On, RuntimeError};
 use super::hooks;
+use super::members;
 use super::start::hooks_of;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
@@ -40,12 +41,12 @@ pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeEr
     if let Some(init) = record.init()? {
         match init.send(libc::SIGKILL) {
             Ok(()) => {}
-            Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(err) if err.errno() == Some(libc::ESRCH) => {}
             Err(err) => return Err(err).during("kill"),
         }
     }
     cgroup::kill_all(&record.cgroups)?;
-    cgroup::remove(&record.cgroups)?;
+    members::remove(&record.cgroups)?;
     remove_resctrl(&record);
     let warning =
         hooks_of(&record, "poststop").and_then(|list| hooks::run("poststop", &list, &record, Status::Stopped)).err();

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::members::CgroupError;
 use super::state::Status;
 use crate::error::{Classify, Kind};
 use crate::spec::SpecError;
@@ -103,15 +104,9 @@ pub enum RuntimeError {
         /// How it failed.
         why: String,
     },
-    /// The cgroup still has processes or children after all retries.
-    #[error("remove cgroup {path}: {source}")]
-    CgroupBusy {
-        /// The cgroup's directory.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
-    },
+    /// A cgroup could not be read, emptied or removed.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
     /// A value that cannot be.
     #[error("invalid {what}: {why}")]
     Invalid {
@@ -141,10 +136,8 @@ impl Classify for RuntimeError {
             E::Spec(err) => err.kind(),
             E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
-            E::Record { source, .. }
-            | E::Io { source, .. }
-            | E::System { source, .. }
-            | E::CgroupBusy { source, .. } => Kind::of_io(source),
+            E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
+            E::Cgroup(err) => err.kind(),
             E::Unsupported(_) => Kind::Unsupported,
         }
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
-use super::cgroup;
 use super::error::{On, RuntimeError};
+use super::members;
 use super::state::Record;
 
 /// What happened.
@@ -92,7 +92,7 @@ impl Oom {
         let control = fs::File::open(&control_path).on("open", &control_path)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).during("eventfd")?;
         let register = dir.join("cgroup.event_control");
-        cgroup::write(&register, &format!("{} {}", event.as_raw_fd(), control.as_raw_fd())).on("write", &register)?;
+        members::write(&register, &format!("{} {}", event.as_raw_fd(), control.as_raw_fd())).on("write", &register)?;
         Ok(Oom::V1(event.into(), control))
     }
 

@@ -1,17 +1,17 @@
 //! Mounts as the configuration asks for them, where libcontainer leaves them otherwise: a list of repairs, made in the
 //! container's mount namespace while its first process waits for `start`.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::mount::OpenTreeFlags;
 
 use super::copyup;
 use super::error::{On, RuntimeError};
 use crate::spec::{Config, Mount, inroot};
 use crate::sys::mountattr::{self, MountAttr};
-use crate::sys::{inside, proc};
+use crate::sys::{inside, mount, proc};
 
 /// One repair.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Fixup {
     fn apply(&self, root: &OwnedFd) -> Result<(), String> {
         match self {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
-                .and_then(|mount| mountattr::set(mount, *attr, *recursive))
+                .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
             Fixup::Dev { tree, again } => put_dev(root, tree, again),
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
@@ -115,13 +115,11 @@ fn clone_source(mount: &Mount) -> Result<OwnedFd, RuntimeError> {
 }
 
 fn put_dev(root: &OwnedFd, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
-    let how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let how = how | OpenTreeFlags::AT_EMPTY_PATH;
     let mut kept = Vec::new();
     for at in again {
         let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
         let place = open(root, at, OFlags::PATH).map_err(said)?;
-        kept.push((at, rustix::mount::open_tree(place, c"", how).map_err(|err| said(err.into()))?));
+        kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
     }
     let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
     rustix::mount::unmount("/dev", off).map_err(|err| format!("unmount /dev: {err}"))?;
@@ -130,9 +128,8 @@ fn put_dev(root: &OwnedFd, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), Stri
 }
 
 fn attach(root: &OwnedFd, tree: &OwnedFd, at: &Path) -> Result<(), String> {
-    let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     open(root, at, OFlags::PATH)
-        .and_then(|place| Ok(rustix::mount::move_mount(tree, c"", place, c"", how)?))
+        .and_then(|place| Ok(mount::attach(tree.as_fd(), place.as_fd(), &at.display())?))
         .map_err(|err| format!("mount on {}: {err}", at.display()))
 }
 

@@ -71,7 +71,7 @@ fn one(hook: &Value, path: &str, state: &str, record: &Record) -> Result<(), Str
     }
     if let Some(seconds) = hook["timeout"].as_u64() {
         let start = proc::stat(pid).map_err(text)?.map(|s| s.start_time).unwrap_or_default();
-        let ended = match proc::PidFd::open(pid, start).map_err(text)? {
+        let ended = match proc::PidFd::open(pid, start).map_err(|err| text(err.into()))? {
             Some(pidfd) => pidfd.wait_ended(Duration::from_secs(seconds)).map_err(text)?,
             None => true,
         };

@@ -29,7 +29,7 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
     let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
     match init.send(request.signal) {
         Ok(()) => {}
-        Err(err) if err.raw_os_error() == Some(libc::ESRCH) => return Err(RuntimeError::NotRunning),
+        Err(err) if err.errno() == Some(libc::ESRCH) => return Err(RuntimeError::NotRunning),
         Err(err) => return Err(err).during("kill"),
     }
     if request.signal == libc::SIGKILL {

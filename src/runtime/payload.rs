@@ -13,8 +13,9 @@ use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, Exec
 use oci_spec::runtime::Spec;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
+use crate::error::errno_text;
 use crate::spec::{Config, normalise, passwd};
-use crate::sys::{proc, signal};
+use crate::sys::{SysError, process, signal};
 
 /// The command and what belongs to it, taken from the configuration as the engine wrote it.
 #[derive(Debug, Clone)]
@@ -86,7 +87,7 @@ impl Executor for Payload {
     fn validate(&self, _: &Spec) -> Result<(), ExecutorValidationError> {
         let name = self.args.first().map(String::as_str).unwrap_or_default();
         look_up(name, self.path_var()).map_err(ExecutorValidationError::ArgValidationError)?;
-        proc::close_in_child(self.lock);
+        process::close_in_child(self.lock);
         signal::end_when_asked();
         self.fix_stdio()
             .map_err(|err| ExecutorValidationError::ArgValidationError(format!("reopen /dev/null: {err}")))?;
@@ -106,25 +107,25 @@ impl Executor for Payload {
     fn exec(&self, _: &Spec) -> Result<(), ExecutorError> {
         let name = self.args.first().map(String::as_str).unwrap_or_default();
         let failed = match self.try_exec(name) {
-            Ok(err) => format!("exec {name}: {}", super::socket::errno_text(&err)),
+            Ok(err) => format!("exec {name}: {}", errno_text(&err.source)),
             Err(text) => text,
         };
         // `create` is long gone: the container's own stderr is the only place left to say it, as runc does.
         let _ = rustix::io::write(rustix::stdio::stderr(), format!("{failed}\n").as_bytes());
-        proc::exit_now(1)
+        process::exit_now(1)
     }
 }
 
 impl Payload {
     /// Returns only when execve failed.
-    fn try_exec(&self, name: &str) -> Result<std::io::Error, String> {
+    fn try_exec(&self, name: &str) -> Result<SysError, String> {
         let path = look_up(name, self.path_var())?;
         let c = |s: &str| CString::new(s).map_err(|_| format!("exec: {s:?}: NUL byte in an argument"));
         let path = c(path.to_str().unwrap_or_default())?;
         let argv = self.args.iter().map(|a| c(a)).collect::<Result<Vec<_>, _>>()?;
         let envp = self.environment().iter().map(|e| c(e)).collect::<Result<Vec<_>, _>>()?;
         signal::reset_for_exec().map_err(|err| format!("reset signals: {err}"))?;
-        Ok(proc::execve(&path, &argv, &envp))
+        Ok(process::exec(&path, &argv, &envp))
     }
 
     fn fix_stdio(&self) -> std::io::Result<()> {
@@ -157,8 +158,7 @@ fn look_up(name: &str, path_var: &str) -> Result<PathBuf, String> {
 }
 
 fn executable(path: &Path) -> Result<(), String> {
-    let meta = std::fs::metadata(path)
-        .map_err(|err| format!("stat {}: {}", path.display(), super::socket::errno_text(&err)))?;
+    let meta = std::fs::metadata(path).map_err(|err| format!("stat {}: {}", path.display(), errno_text(&err)))?;
     if meta.is_dir() {
         return Err("permission denied".to_owned());
     }

@@ -1,24 +1,24 @@
 //! `run`: create and start in one, and in the foreground stay for the container's life: signals are forwarded, a terminal
 //! is copied, the exit code becomes ours.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::termios::{OptionalActions, Termios};
 
 use super::create::CreateRequest;
 use super::delete::DeleteRequest;
 use super::error::{On, RuntimeError};
-use super::socket;
+use super::relay::Relay;
 use super::start::start;
 use super::state::Record;
 use crate::spec::Config;
-use crate::sys::proc::{Ended, PidFd};
+use crate::sys::proc::PidFd;
+use crate::sys::process::{self, Exit};
 use crate::sys::signal::SignalFd;
+use crate::sys::socket;
 
 /// What `run` is asked for.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct RunRequest {
 #[derive(Debug, Default)]
 pub struct Ran {
     /// How the first process ended; `None` when detached.
-    pub ended: Option<Ended>,
+    pub ended: Option<Exit>,
     /// Hooks that failed without stopping anything.
     pub warnings: Vec<RuntimeError>,
 }
@@ -107,7 +107,7 @@ fn attend(
     signals: SignalFd,
     console: Option<Console>,
     ran: &mut Ran,
-) -> Result<Ended, RuntimeError> {
+) -> Result<Exit, RuntimeError> {
     let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
     let terminal = console.map(|c| c.accept()).transpose()?;
     ran.warnings.extend(start(&request.create.root, &record.id)?.warning);
@@ -115,27 +115,15 @@ fn attend(
 }
 
 /// Waits for `init`, our child, to end; forwards what `signals` yields; copies between our terminal and `terminal`.
-fn wait(
-    record: &Record,
-    init: &PidFd,
-    signals: &SignalFd,
-    mut terminal: Option<Terminal>,
-) -> Result<Ended, RuntimeError> {
+fn wait(record: &Record, init: &PidFd, signals: &SignalFd, mut terminal: Option<Relay>) -> Result<Exit, RuntimeError> {
     loop {
         let mut fds = vec![
             PollFd::from_borrowed_fd(init.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
         ];
-        let (mut at_master, mut at_stdin) = (usize::MAX, usize::MAX);
+        let first_of_terminal = fds.len();
         if let Some(terminal) = &terminal {
-            if terminal.master_open {
-                at_master = fds.len();
-                fds.push(PollFd::from_borrowed_fd(terminal.master.as_fd(), PollFlags::IN));
-            }
-            if terminal.stdin_open {
-                at_stdin = fds.len();
-                fds.push(PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN));
-            }
+            terminal.watch(&mut fds);
         }
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -144,19 +132,14 @@ fn wait(
         let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
         drop(fds);
         if let Some(terminal) = &mut terminal {
-            if ready.get(at_master) == Some(&true) {
-                terminal.master_open = terminal.show();
-            }
-            if ready.get(at_stdin) == Some(&true) {
-                terminal.type_in();
-            }
+            terminal.pump(&ready[first_of_terminal..]);
         }
         while let Some(signal) = signals.next().during("read signals")? {
             match signal {
                 libc::SIGCHLD => reap_adopted(record.pid),
                 // Sent by runtimes to themselves; runc leaves it out too.
                 libc::SIGURG => {}
-                libc::SIGWINCH if terminal.is_some() => terminal.iter().for_each(Terminal::resize),
+                libc::SIGWINCH if terminal.is_some() => terminal.iter().for_each(Relay::resize),
                 // It may have ended meanwhile.
                 signal => drop(init.send(signal)),
             }
@@ -164,8 +147,8 @@ fn wait(
         if ready[0]
             && let Some(ended) = init.try_reap().during("wait for the container")?
         {
-            if let Some(terminal) = &mut terminal {
-                terminal.drain();
+            if let Some(terminal) = terminal {
+                terminal.finish();
             }
             return Ok(ended);
         }
@@ -176,10 +159,8 @@ fn wait(
 fn reap_adopted(first: i32) {
     let Ok(text) = std::fs::read_to_string("/proc/thread-self/children") else { return };
     for pid in text.split_ascii_whitespace().filter_map(|p| p.parse::<i32>().ok()).filter(|p| *p != first) {
-        let Some(pid) = rustix::process::Pid::from_raw(pid) else { continue };
-        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOHANG;
         // Not ours any more, or still running: nothing to do.
-        let _ = rustix::process::waitid(rustix::process::WaitId::Pid(pid), options);
+        let _ = process::wait(pid, false);
     }
 }
 
@@ -198,10 +179,10 @@ impl Console {
         Ok(Console { listener, path })
     }
 
-    fn accept(self) -> Result<Terminal, RuntimeError> {
+    fn accept(self) -> Result<Relay, RuntimeError> {
         let (stream, _) = self.listener.accept().on("accept at", &self.path)?;
-        let master = socket::receive_fd(&stream).on("receive terminal at", &self.path)?;
-        Ok(Terminal::attach(master))
+        let master = socket::receive_fd(stream.as_fd()).on("receive terminal at", &self.path)?;
+        Relay::start(master).during("pass on the terminal")
     }
 }
 
@@ -210,84 +191,4 @@ impl Drop for Console {
         // Left over only if the directory is gone too.
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-/// The container's terminal, joined to ours. Ours is put back as it was at the end.
-struct Terminal {
-    master: OwnedFd,
-    master_open: bool,
-    stdin_open: bool,
-    saved: Option<Termios>,
-}
-
-impl Terminal {
-    fn attach(master: OwnedFd) -> Terminal {
-        let stdin = rustix::stdio::stdin();
-        let saved = rustix::termios::tcgetattr(stdin).ok();
-        if let Some(saved) = &saved {
-            let mut raw = saved.clone();
-            raw.make_raw();
-            // What is no terminal any more needs no raw mode.
-            let _ = rustix::termios::tcsetattr(stdin, OptionalActions::Now, &raw);
-        }
-        let terminal = Terminal { master, master_open: true, stdin_open: true, saved };
-        terminal.resize();
-        terminal
-    }
-
-    fn resize(&self) {
-        let size = rustix::termios::tcgetwinsize(rustix::stdio::stdin()).ok();
-        // A terminal that has no size says nothing about the container's.
-        if let Some(size) = size.filter(|s| s.ws_row != 0 && s.ws_col != 0) {
-            // The container may have closed its side.
-            let _ = rustix::termios::tcsetwinsize(&self.master, size);
-        }
-    }
-
-    fn show(&mut self) -> bool {
-        let mut buffer = [0u8; 8192];
-        // EIO: nobody has the other side open (any more, or yet).
-        match rustix::io::read(&self.master, &mut buffer) {
-            Ok(n) if n > 0 => write_all(rustix::stdio::stdout(), &buffer[..n]).is_ok(),
-            _ => false,
-        }
-    }
-
-    fn type_in(&mut self) {
-        let mut buffer = [0u8; 8192];
-        match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
-            Ok(n) if n > 0 => drop(write_all(self.master.as_fd(), &buffer[..n])),
-            _ => self.stdin_open = false,
-        }
-    }
-
-    /// What is still in the terminal after the container has ended.
-    fn drain(&mut self) {
-        loop {
-            let mut fds = [PollFd::from_borrowed_fd(self.master.as_fd(), PollFlags::IN)];
-            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            if !matches!(poll(&mut fds, Some(&zero)), Ok(1)) || !self.show() {
-                return;
-            }
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if let Some(saved) = &self.saved {
-            let _ = rustix::termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, saved);
-        }
-    }
-}
-
-fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::write(fd, bytes) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(err) => return Err(err.into()),
-        }
-    }
-    Ok(())
 }

@@ -6,10 +6,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::{On, RuntimeError};
 use super::hooks;
-use super::socket;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
 use crate::spec::Config;
+use crate::sys::socket;
 
 /// A started container.
 #[derive(Debug)]
@@ -33,10 +33,10 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
             Status::Stopped => return Err(RuntimeError::StartStopped),
             Status::Creating | Status::Running | Status::Paused => return Err(RuntimeError::AlreadyStarted),
         }
-        let socket = record.start_socket();
-        socket::tell(&socket, b"start container").on("tell the first process to start at", &socket)?;
+        let path = record.start_socket();
+        socket::tell(&path, b"start container").on("tell the first process to start at", &path)?;
         // Its absence is what says "started" from now on.
-        std::fs::remove_file(&socket).on("remove", &socket)?;
+        std::fs::remove_file(&path).on("remove", &path)?;
     }
     let warning = hooks::run("poststart", &hooks_of(&record, "poststart")?, &record, Status::Running).err();
     Ok(Started { record, warning })

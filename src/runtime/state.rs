@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{self, CgroupDir};
 use super::error::{On, RuntimeError};
+use super::members;
 use super::seccomp::Filter;
 use crate::durable;
 use crate::id::ContainerId;
@@ -232,10 +233,10 @@ pub fn pids(record: &Record) -> Result<Vec<i32>, RuntimeError> {
     // One hierarchy knows them all; which, depends on the host.
     let best = |name: &str| record.cgroups.iter().find(|d| d.has(name));
     let one = best("pids").or_else(|| best("devices")).or_else(|| record.cgroups.iter().find(|d| d.is_v2()));
-    match one {
-        Some(dir) => cgroup::pids_in(&dir.path),
-        None => cgroup::all_pids(&record.cgroups),
-    }
+    Ok(match one {
+        Some(dir) => members::pids(&[dir])?,
+        None => members::pids(&record.cgroups)?,
+    })
 }
 
 #[cfg(test)]

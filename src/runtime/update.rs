@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::cgroup::{self, CgroupDir};
+use super::cgroup::CgroupDir;
 use super::error::{On, RuntimeError};
+use super::members;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
 
@@ -100,7 +101,7 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
     for write in plan {
         let existing = write.files.iter().find(|f| f.exists());
         let Some(file) = existing.or(write.files.first()) else { continue };
-        cgroup::write(file, &write.value).on("write", file)?;
+        members::write(file, &write.value).on("write", file)?;
     }
     Ok(())
 }

@@ -1,15 +1,18 @@
 //! Every raw system call of the crate, and every `unsafe`; the rest of the code sees owned descriptors and errors that
 //! read like a line of strace.
 
+pub mod attributes;
 pub mod exe;
 pub mod fs;
 pub mod inside;
 pub mod mount;
 pub mod mountattr;
+pub mod mountinfo;
 pub mod ns;
 pub mod proc;
 pub mod process;
 pub mod signal;
+pub mod socket;
 pub mod tty;
 
 use crate::error::{Classify, Kind};
@@ -36,6 +39,13 @@ impl SysError {
     /// The `errno` value, where the kernel gave one.
     pub fn errno(&self) -> Option<i32> {
         self.source.raw_os_error()
+    }
+}
+
+/// For callers whose own error names the operation and its object already.
+impl From<SysError> for std::io::Error {
+    fn from(err: SysError) -> std::io::Error {
+        err.source
     }
 }
 

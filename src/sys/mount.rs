@@ -9,6 +9,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 
+use super::mountattr::{self, MountAttr};
 use super::{Call, SysError};
 
 /// Opens `path` as a directory descriptor without the right to read it (`O_PATH`).
@@ -146,33 +147,9 @@ pub fn pivot_into(new_root: BorrowedFd<'_>) -> Result<(), SysError> {
 /// A detached, read-only copy of the mount of one file.
 pub fn read_only_file(fd: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
     let tree = clone_tree(fd, false, &"a file")?;
-    set_read_only(tree.as_fd())?;
+    let read_only = MountAttr { set: mountattr::RDONLY, propagation: 0 };
+    mountattr::set(&tree, read_only, false)?;
     Ok(tree)
-}
-
-/// Sets the read-only attribute of a detached mount.
-fn set_read_only(tree: BorrowedFd<'_>) -> Result<(), SysError> {
-    #[repr(C)]
-    struct MountAttr {
-        attr_set: u64,
-        attr_clr: u64,
-        propagation: u64,
-        userns_fd: u64,
-    }
-    let attr = MountAttr { attr_set: libc::MOUNT_ATTR_RDONLY, attr_clr: 0, propagation: 0, userns_fd: 0 };
-    // SAFETY: the path is a NUL-terminated literal and `attr` is a live struct of the size that is passed (mount_setattr(2),
-    // MOUNT_ATTR_SIZE_VER0); the kernel only reads both.
-    let ret = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attr,
-            size_of::<MountAttr>(),
-        )
-    };
-    super::check(ret).map(drop).call("mount_setattr", || "detached mount, read-only".into())
 }
 
 /// Whether the mount that `fd` lies on is read-only.

@@ -1,7 +1,8 @@
 //! mount_setattr(2): the flags and the propagation of a mount that is there already.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+
+use super::{Call, SysError, check};
 
 /// Flags to set and the propagation to give; see mount_setattr(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,19 +24,19 @@ pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
 /// Applies `attr` to the mount whose root is `mount` (an `O_PATH` descriptor will do), and to all under it if
 /// `recursive`.
-pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> io::Result<()> {
-    let raw = libc::mount_attr { attr_set: attr.set, attr_clr: 0, propagation: attr.propagation, userns_fd: 0 };
+pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> Result<(), SysError> {
+    let attr_raw = libc::mount_attr { attr_set: attr.set, attr_clr: 0, propagation: attr.propagation, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: `raw` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
-    let rc = unsafe {
+    // SAFETY: `attr_raw` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
+    let ret = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             mount.as_fd().as_raw_fd(),
             c"".as_ptr(),
             flags,
-            &raw as *const libc::mount_attr,
-            std::mem::size_of::<libc::mount_attr>(),
+            &raw const attr_raw,
+            size_of::<libc::mount_attr>(),
         )
     };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(ret).map(drop).call("mount_setattr", || format!("set {:#x}, propagation {:#x}", attr.set, attr.propagation))
 }

@@ -1,50 +1,8 @@
 //! Namespaces: which ones a process has, how ours differ, and joining them through its pidfd.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-
-use rustix::process::{Pid, PidfdFlags};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{Call, SysError, check};
-
-/// A pidfd: a handle on one process that never comes to mean another.
-#[derive(Debug)]
-pub struct PidFd(OwnedFd);
-
-impl PidFd {
-    /// Opens the process with this id as seen from our pid namespace.
-    pub fn open(pid: i32) -> Result<PidFd, SysError> {
-        let id =
-            Pid::from_raw(pid).ok_or_else(|| SysError::new("pidfd_open", pid.to_string(), rustix::io::Errno::SRCH))?;
-        rustix::process::pidfd_open(id, PidfdFlags::empty()).map(PidFd).call("pidfd_open", || pid.to_string())
-    }
-
-    /// Sends a signal by number (0 to 64, real-time ones too).
-    pub fn kill(&self, signal: i32) -> Result<(), SysError> {
-        // SAFETY: the descriptor is open as long as `self`; a null siginfo is what pidfd_send_signal(2) takes for "as kill".
-        let ret = unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.0.as_raw_fd(),
-                signal,
-                std::ptr::null::<libc::siginfo_t>(),
-                0,
-            )
-        };
-        check(ret).map(drop).call("pidfd_send_signal", || format!("signal {signal}"))
-    }
-}
-
-impl From<PidFd> for OwnedFd {
-    fn from(pidfd: PidFd) -> OwnedFd {
-        pidfd.0
-    }
-}
-
-impl AsFd for PidFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 /// The kinds of namespace, with their names under `/proc/PID/ns` and their clone flags.
 pub const KINDS: [(&str, i32); 8] = [

@@ -1,12 +1,15 @@
 //! Processes, each known by its pid and start time together, or by a pidfd; never by a pid alone.
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions};
+use rustix::process::{Pid, PidfdFlags};
+
+use super::process::{Exit, reap_pidfd};
+use super::{Call, SysError, check};
 
 /// What `/proc/PID/stat` says that we use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,51 +69,39 @@ pub struct PidFd {
     fd: OwnedFd,
 }
 
-/// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// exit(2) with this code.
-    Exited(u8),
-    /// Killed by this signal.
-    Signaled(u8),
-}
-
-impl Ended {
-    /// The exit code of a command that stands for the process: its own, or 128 + signal.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Ended::Exited(code) => code,
-            Ended::Signaled(signal) => 128u8.wrapping_add(signal),
-        }
-    }
-}
-
 impl PidFd {
     /// Opens `pid` if it still is the process that started at `start_time`; `None` if that one is gone or a zombie.
-    pub fn open(pid: i32, start_time: u64) -> io::Result<Option<PidFd>> {
-        let Some(raw) = Pid::from_raw(pid) else { return Ok(None) };
-        let fd = match rustix::process::pidfd_open(raw, PidfdFlags::empty()) {
-            Ok(fd) => fd,
-            Err(rustix::io::Errno::SRCH) => return Ok(None),
-            Err(err) => return Err(err.into()),
+    pub fn open(pid: i32, start_time: u64) -> Result<Option<PidFd>, SysError> {
+        let pidfd = match PidFd::of(pid) {
+            Err(err) if err.errno() == Some(libc::ESRCH) => return Ok(None),
+            other => other?,
         };
         // Checked after the open: from here on the pid cannot be given to another process unnoticed.
-        Ok(is_alive(pid, start_time)?.then_some(PidFd { fd }))
+        let alive = is_alive(pid, start_time).call("read", || format!("/proc/{pid}/stat"))?;
+        Ok(alive.then_some(pidfd))
     }
 
-    /// Sends signal number `signal` (0 only checks); ESRCH if the process has ended.
-    pub fn send(&self, signal: i32) -> io::Result<()> {
+    /// Opens whatever process has this id now: a child that is not reaped yet, this process, or one that the caller tells
+    /// by other means once the descriptor is open. ESRCH if there is none.
+    pub fn of(pid: i32) -> Result<PidFd, SysError> {
+        let on = || pid.to_string();
+        let id = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH).call("pidfd_open", on)?;
+        rustix::process::pidfd_open(id, PidfdFlags::empty()).map(|fd| PidFd { fd }).call("pidfd_open", on)
+    }
+
+    /// Sends signal number `signal`, 0 to 64 (0 only checks); ESRCH if the process has ended.
+    pub fn send(&self, signal: i32) -> Result<(), SysError> {
         // SAFETY: the descriptor is open for as long as `self` lives, and a null siginfo asks the kernel to make one.
-        let rc = unsafe {
+        let ret = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,
                 self.fd.as_raw_fd(),
                 signal,
-                std::ptr::null::<libc::siginfo_t>(),
+                ptr::null::<libc::siginfo_t>(),
                 0u32,
             )
         };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        check(ret).map(drop).call("pidfd_send_signal", || format!("signal {signal}"))
     }
 
     /// Waits until the process has ended, child or not; false after `timeout`.
@@ -119,14 +110,14 @@ impl PidFd {
     }
 
     /// Reaps the process, which must be our child; `None` if it has not ended.
-    pub fn try_reap(&self) -> io::Result<Option<Ended>> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        let Some(status) = rustix::process::waitid(WaitId::PidFd(self.fd.as_fd()), options)? else { return Ok(None) };
-        Ok(match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => Some(Ended::Exited((code & 0xff) as u8)),
-            (_, Some(signal)) => Some(Ended::Signaled((signal & 0x7f) as u8)),
-            _ => None,
-        })
+    pub fn try_reap(&self) -> Result<Option<Exit>, SysError> {
+        reap_pidfd(self.fd.as_fd())
+    }
+}
+
+impl From<PidFd> for OwnedFd {
+    fn from(pidfd: PidFd) -> OwnedFd {
+        pidfd.fd
     }
 }
 
@@ -150,85 +141,6 @@ pub fn poll_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Resul
             Err(rustix::io::Errno::INTR) => continue,
             Err(err) => return Err(err.into()),
         }
-    }
-}
-
-/// kill(2) with any signal number.
-pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
-    // SAFETY: kill takes no pointers.
-    if unsafe { libc::kill(pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Replaces this process; returns only on failure. Nothing of `argv` and `envp` is changed or reordered.
-pub fn execve(path: &CString, argv: &[CString], envp: &[CString]) -> io::Error {
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
-        list.iter().map(|s| s.as_ptr()).chain(std::iter::once(std::ptr::null())).collect()
-    };
-    let (argv, envp) = (pointers(argv), pointers(envp));
-    // SAFETY: both arrays end with a null pointer and borrow from slices that outlive the call.
-    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
-    io::Error::last_os_error()
-}
-
-/// Ends this process at once: no destructors, no exit handlers. For forked children.
-pub fn exit_now(code: i32) -> ! {
-    // SAFETY: _exit has no preconditions.
-    unsafe { libc::_exit(code) }
-}
-
-/// Runs `child` in a forked process and returns its pid. The caller must be single-threaded: `child` may allocate.
-/// The child exits with what the closure returns.
-pub fn fork(child: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: this process is single-threaded (a rule of this package for whoever clones), so the child finds no lock
-    // held by a thread that does not exist in it; it leaves by _exit without running the parent's destructors.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => exit_now(child()),
-        pid => Ok(pid),
-    }
-}
-
-/// Waits for child `pid` to end.
-pub fn reap(pid: i32) -> io::Result<Ended> {
-    let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-    loop {
-        match rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED) {
-            Ok(Some(status)) => {
-                return Ok(match status.terminating_signal() {
-                    Some(signal) => Ended::Signaled((signal & 0x7f) as u8),
-                    None => Ended::Exited((status.exit_status().unwrap_or(255) & 0xff) as u8),
-                });
-            }
-            Ok(None) | Err(rustix::io::Errno::INTR) => continue,
-            Err(err) => return Err(err.into()),
-        }
-    }
-}
-
-/// Closes a descriptor that this forked child has from its parent and that no value in the child will use again.
-pub fn close_in_child(fd: std::os::fd::RawFd) {
-    // SAFETY: close takes no pointers; by the contract no owner in this process touches the number afterwards.
-    unsafe { libc::close(fd) };
-}
-
-/// Takes a variable out of this process's environment. The caller must be single-threaded.
-pub fn remove_env(name: &str) {
-    // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
-    unsafe { std::env::remove_var(name) }
-}
-
-/// Joins a new session keyring called `name`, so that the caller's keys are not the container's (keyctl(2)).
-/// A kernel without keyrings has none to share: not an error.
-pub fn join_session_keyring(name: &str) -> io::Result<()> {
-    let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    let rc = unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, name.as_ptr()) };
-    if rc >= 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        err if err.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
-        err => Err(err),
     }
 }
 
@@ -269,13 +181,7 @@ mod tests {
         drop(child.stdin.take());
         assert!(pidfd.wait_ended(Duration::from_secs(10)).unwrap());
         assert!(!is_alive(pid, start).unwrap(), "a zombie counts as ended");
-        assert_eq!(pidfd.try_reap().unwrap(), Some(Ended::Exited(7)));
-        assert_eq!(pidfd.send(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-    }
-
-    #[test]
-    fn exit_codes() {
-        assert_eq!(Ended::Exited(3).exit_code(), 3);
-        assert_eq!(Ended::Signaled(9).exit_code(), 137);
+        assert_eq!(pidfd.try_reap().unwrap().unwrap().code, Some(7));
+        assert_eq!(pidfd.send(0).unwrap_err().errno(), Some(libc::ESRCH));
     }
 }

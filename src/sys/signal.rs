@@ -1,8 +1,9 @@
 //! Signals: names and numbers, the mask, and receiving them as readable data.
 
-use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::{Call, SysError, check};
 
 const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
@@ -44,13 +45,20 @@ pub fn parse(text: &str) -> Option<i32> {
     (RTMIN..=RTMAX).contains(&number).then_some(number)
 }
 
-fn full_set() -> libc::sigset_t {
+fn set_of(fill: unsafe extern "C" fn(*mut libc::sigset_t) -> libc::c_int) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: sigfillset initialises the whole set.
+    // SAFETY: `fill` is sigfillset or sigemptyset, which initialise the whole set.
     unsafe {
-        libc::sigfillset(set.as_mut_ptr());
+        fill(set.as_mut_ptr());
         set.assume_init()
     }
+}
+
+/// Makes `set` the set of this thread's blocked signals.
+fn set_mask(set: &libc::sigset_t) -> Result<(), SysError> {
+    // SAFETY: `set` is initialised; the old mask is not asked for.
+    let ret = unsafe { libc::sigprocmask(libc::SIG_SETMASK, set, std::ptr::null_mut()) };
+    check(ret.into()).map(drop).call("sigprocmask", String::new)
 }
 
 /// All signals of this thread blocked and readable here instead. The mask stays blocked when this is dropped.
@@ -61,35 +69,26 @@ pub struct SignalFd {
 
 impl SignalFd {
     /// Blocks every signal and opens a descriptor that yields them (non-blocking, close-on-exec).
-    pub fn block_all() -> io::Result<SignalFd> {
-        let set = full_set();
-        // SAFETY: `set` is initialised; the old mask is not asked for.
-        let rc = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
-        if rc != 0 {
-            return Err(io::Error::from_raw_os_error(rc));
-        }
+    pub fn block_all() -> Result<SignalFd, SysError> {
+        let set = set_of(libc::sigfillset);
+        set_mask(&set)?;
         // SAFETY: `set` is initialised and -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        let fd = check(fd.into()).call("signalfd", || "all".into())?;
         // SAFETY: a fresh descriptor that nothing else owns.
-        Ok(SignalFd { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(SignalFd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
     /// The next pending signal's number, or `None` if there is none.
-    pub fn next(&self) -> io::Result<Option<i32>> {
-        let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
-        let size = std::mem::size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer is `size` bytes long and the descriptor is open.
-        let n = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
-        if n == size as isize {
-            // SAFETY: a full structure was read; every bit pattern of its integers is valid.
-            return Ok(Some(unsafe { info.assume_init() }.ssi_signo as i32));
-        }
-        match io::Error::last_os_error() {
-            err if matches!(err.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(None),
-            err => Err(err),
+    pub fn next(&self) -> Result<Option<i32>, SysError> {
+        let mut buffer = [0u8; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::read(&self.fd, &mut buffer) {
+            // ssi_signo is the first field, a u32.
+            Ok(n) if n == buffer.len() => {
+                Ok(Some(u32::from_ne_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as i32))
+            }
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(errno) => Err(SysError::new("read", "signalfd", errno)),
         }
     }
 }
@@ -100,17 +99,22 @@ impl AsFd for SignalFd {
     }
 }
 
-/// What a command expects at execve: nothing blocked, SIGPIPE as the default (the Rust runtime ignores it, and an
-/// ignored signal would be inherited).
-pub fn reset_for_exec() -> io::Result<()> {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: sigemptyset initialises the set before it is used; SIG_DFL is no function pointer that could dangle.
-    let rc = unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut())
-    };
-    if rc != 0 { Err(io::Error::from_raw_os_error(rc)) } else { Ok(()) }
+/// Before execve: nothing blocked, SIGPIPE as the default (the Rust runtime ignores it, and an ignored signal would be
+/// inherited). What the caller ignores stays ignored.
+pub fn reset_for_exec() -> Result<(), SysError> {
+    default_action(libc::SIGPIPE);
+    set_mask(&set_of(libc::sigemptyset))
+}
+
+/// Before execve: nothing blocked and nothing ignored, whatever the caller's caller did.
+pub fn reset_all_for_exec() -> Result<(), SysError> {
+    (1..=libc::SIGRTMAX()).for_each(default_action);
+    set_mask(&set_of(libc::sigemptyset))
+}
+
+fn default_action(signal: i32) {
+    // SAFETY: SIG_DFL is a valid action for every signal; those that can't be changed answer EINVAL.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
 /// Makes the signals that ask a process to end do so even for the first process of a pid namespace, for which the kernel

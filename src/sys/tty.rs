@@ -1,15 +1,8 @@
-//! Pseudo-terminals and passing descriptors over a socket.
+//! Pseudo-terminals.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
 use rustix::termios::Winsize;
 
 use super::{Call, SysError, check};
@@ -43,54 +36,4 @@ pub fn set_controlling(slave: BorrowedFd<'_>) -> Result<(), SysError> {
     // SAFETY: TIOCSCTTY takes an integer; the borrowed descriptor is open for the call.
     let ret = unsafe { libc::ioctl(slave.as_raw_fd(), libc::TIOCSCTTY, 0) };
     check(ret.into()).map(drop).call("ioctl", || "terminal, TIOCSCTTY".into())
-}
-
-/// Connects to a stream socket. A path longer than a socket address can be goes through a descriptor of its directory.
-pub fn connect(path: &Path) -> Result<OwnedFd, SysError> {
-    let on = || path.display().to_string();
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .call("socket", on)?;
-    match SocketAddrUnix::new(path) {
-        Ok(address) => rustix::net::connect(&socket, &address).call("connect", on)?,
-        Err(_) => {
-            let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-                return Err(SysError::new("connect", on(), rustix::io::Errno::INVAL));
-            };
-            let dir = super::mount::open_dir_path(dir)?;
-            let short = Path::new(&super::mount::fd_path(dir.as_fd())).join(name);
-            let address = SocketAddrUnix::new(&short).call("connect", on)?;
-            rustix::net::connect(&socket, &address).call("connect", on)?;
-        }
-    }
-    Ok(socket)
-}
-
-/// A connected pair of stream sockets.
-pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), SysError> {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .call("socketpair", || "AF_UNIX".into())
-}
-
-/// Receives one descriptor, close-on-exec.
-pub fn receive_fd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut data = [0u8; 64];
-    let on = || "terminal socket".to_owned();
-    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)
-        .call("recvmsg", on)?;
-    let fds =
-        control.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
-    fds.flatten().next().ok_or_else(|| SysError::new("recvmsg", on(), rustix::io::Errno::NOMSG))
-}
-
-/// Sends one descriptor with `data` as the message's bytes (`SCM_RIGHTS`).
-pub fn send_fd(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>, data: &[u8]) -> Result<(), SysError> {
-    let fds = [fd];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(socket, &[IoSlice::new(data)], &mut control, SendFlags::NOSIGNAL)
-        .map(drop)
-        .call("sendmsg", || "console socket".into())
 }

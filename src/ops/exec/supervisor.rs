@@ -22,8 +22,8 @@ use crate::runtime::seccomp;
 use crate::store::{
     Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
-use crate::sys::ns::PidFd;
-use crate::sys::{ns, tty};
+use crate::sys::proc::PidFd;
+use crate::sys::{ns, socket};
 use crate::terms::{EndKind, LayerMode};
 
 /// An exec that has its row, its lock and (unless shared) its layer.
@@ -62,11 +62,7 @@ pub(super) fn run(
     };
     recover::container(&store, container.key)?;
 
-    let pidfd = sys("open the container's first process", PidFd::open(record.pid))?;
-    // The id is only known to be that process's if it still is after the handle on it is open.
-    if record.init()?.is_none() {
-        return Err(OpsError::ExecStopped);
-    }
+    let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
     let mounts = view::submounts(record.pid)?;
     // A read-only root has nothing to layer.
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
@@ -199,7 +195,8 @@ fn launch(
         preserve_fds: prepared.request.preserve_fds,
     };
     let running = spawn(plan, own_pids, cgroup)?;
-    let terminal = terminal.map(|socket| sys("receive the terminal", tty::receive_fd(socket.as_fd()))).transpose()?;
+    let terminal =
+        terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
     Ok((running, terminal))
 }
 
@@ -210,10 +207,10 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
     }
     let size = described.console_size;
     if let Some(path) = &prepared.request.console_socket {
-        let console = sys("connect to the console socket", tty::connect(path))?;
+        let console = sys("connect to the console socket", socket::connect(path))?;
         return Ok((Stdio::Terminal { console, size }, None));
     }
-    let (ours, console) = sys("make a socket for the terminal", tty::socket_pair())?;
+    let (ours, console) = sys("make a socket for the terminal", socket::pair())?;
     Ok((Stdio::Terminal { console, size }, Some(ours)))
 }
 
@@ -221,9 +218,9 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
 fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError>) -> Result<(), OpsError> {
     let pid = rustix::process::getpid().as_raw_pid();
     if let Some(path) = &prepared.request.pidfd_socket {
-        let socket = sys("connect to the pidfd socket", tty::connect(path))?;
-        let pidfd = sys("open the supervisor", PidFd::open(pid))?;
-        sys("send the pidfd", tty::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
+        let socket = sys("connect to the pidfd socket", socket::connect(path))?;
+        let pidfd = sys("open the supervisor", PidFd::of(pid))?;
+        sys("send the pidfd", socket::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
     }
     if let Some(path) = &prepared.request.pid_file {
         let write = durable::replace_unsynced(path, pid.to_string().as_bytes(), 0o644);

@@ -2,21 +2,20 @@
 
 pub mod cgroup;
 pub mod process;
-mod relay;
 pub mod supervise;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-
 use crate::error::{Classify, Kind};
 use crate::init::MAX_ERROR;
 pub use crate::init::{Plan, Stdio};
 use crate::rootfs::RootfsError;
-use crate::sys::ns::PidFd;
-use crate::sys::process::{Fork, fork};
-use crate::sys::{SysError, ns};
+use crate::runtime::members::CgroupError;
+use crate::sys::proc::PidFd;
+use crate::sys::process::{Fork, fork, wait};
+use crate::sys::signal::SignalFd;
+use crate::sys::{SysError, ns, socket};
 use cgroup::ExecCgroup;
 
 /// Why a command could not be started, or not be watched to its end. The texts are runc's where it has one.
@@ -46,16 +45,8 @@ pub enum ExecError {
     #[error("cgroup {0} does not exist: make it before an exec is put into it")]
     NoSubCgroup(PathBuf),
     /// A cgroup operation failed.
-    #[error("{doing} cgroup {path}")]
-    Cgroup {
-        /// make, join, remove.
-        doing: &'static str,
-        /// The directory or file.
-        path: PathBuf,
-        /// The answer.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
     /// The root filesystem could not be put together.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
@@ -81,7 +72,7 @@ impl Classify for ExecError {
             }
             ExecError::Stopped => Kind::WrongState,
             ExecError::NoSubCgroup(_) => Kind::NotFound,
-            ExecError::Cgroup { source, .. } => Kind::of_io(source),
+            ExecError::Cgroup(err) => err.kind(),
             ExecError::Rootfs(err) => err.kind(),
             ExecError::Sys { source, .. } => source.kind(),
             ExecError::Start(_) => Kind::System,
@@ -102,7 +93,7 @@ pub struct Running {
     pub pidfd: PidFd,
     /// The groups of it and of what it starts.
     pub cgroup: ExecCgroup,
-    signals: OwnedFd,
+    signals: SignalFd,
 }
 
 /// Starts the command. On failure nothing of it is left but the (empty) groups, which are removed.
@@ -113,9 +104,8 @@ pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result
     match try_spawn(plan, join_pid_namespace, &cgroup) {
         Ok((pid, pidfd, signals)) => Ok(Running { pid, pidfd, cgroup, signals }),
         Err(err) => {
-            cgroup.kill_all();
             // The error that is on its way says more than one about a directory that stays.
-            let _ = cgroup.remove();
+            let _ = cgroup.kill_all().and_then(|_| cgroup.remove());
             Err(err)
         }
     }
@@ -123,16 +113,15 @@ pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result
 
 /// Ends a command of which nobody was told: kills it with all that it started, and reaps it.
 pub fn abandon(running: Running) -> Result<(), ExecError> {
-    running.cgroup.kill_all();
-    sys("reap the command", crate::sys::process::wait(running.pid, true))?;
+    running.cgroup.kill_all()?;
+    sys("reap the command", wait(running.pid, true))?;
     running.cgroup.remove()
 }
 
-fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<(i32, PidFd, OwnedFd), ExecError> {
-    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    let (ours, childs) = sys("make a channel to the command", pair.map_err(|e| SysError::new("socketpair", "", e)))?;
+fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<(i32, PidFd, SignalFd), ExecError> {
+    let (ours, childs) = sys("make a channel to the command", socket::pair())?;
     // Before the fork: a command that ends at once must not end unseen.
-    let signals = sys("take over the signals", crate::sys::process::signals_as_fd())?;
+    let signals = sys("take over the signals", SignalFd::block_all())?;
     if join_pid_namespace {
         sys("enter the container's pid namespace", ns::join(plan.pidfd.as_fd(), libc::CLONE_NEWPID))?;
     }
@@ -146,7 +135,7 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
     drop(childs);
     // The layered root is the child's now: our copy would keep it mounted after the command has ended.
     drop(plan);
-    let started = sys("open the command", PidFd::open(pid)).and_then(|pidfd| {
+    let started = sys("open the command", PidFd::of(pid)).and_then(|pidfd| {
         cgroup.add(pid)?;
         let go = rustix::net::send(&ours, &[1], rustix::net::SendFlags::NOSIGNAL);
         // A child that is gone already says nothing; what it did say is read below.
@@ -163,8 +152,8 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
         Err(err) => {
             drop(ours);
             // Its own message, or the closed channel, has ended it; if not, this does.
-            cgroup.signal(libc::SIGKILL);
-            sys("reap the command", crate::sys::process::wait(pid, true))?;
+            let _ = PidFd::of(pid).and_then(|child| child.send(libc::SIGKILL));
+            sys("reap the command", wait(pid, true))?;
             Err(err)
         }
     }

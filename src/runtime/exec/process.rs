@@ -10,7 +10,7 @@ use oci_spec::runtime::{
 use super::ExecError;
 use crate::init::User;
 use crate::policy::capabilities::{self, Sets};
-use crate::sys::process::SchedAttr;
+use crate::sys::attributes::SchedAttr;
 
 /// The parts of a plan that come from the engine's process alone.
 #[derive(Debug)]

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::cgroup::Usage;
-use super::relay::Relay;
 use super::{ExecError, Running, sys};
+use crate::runtime::members::Killed;
+use crate::runtime::relay::Relay;
 use crate::sys::SysError;
-use crate::sys::process::{Exit, next_signal, peek};
+use crate::sys::process::{Exit, peek};
 use crate::terms::{EndKind, Orphans};
 
 /// How long a command has between SIGTERM and SIGKILL when its time is up.
@@ -55,15 +56,23 @@ const TIMEOUT_CODE: u8 = 124;
 /// `terminal` is the master of its terminal, where this process passes on its own.
 pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -> Result<Ended, ExecError> {
     let begun = Instant::now();
-    let mut relay = terminal.map(Relay::start).transpose()?;
+    let mut relay = terminal.map(|master| sys("pass on the terminal", Relay::start(master))).transpose()?;
     let mut watch = Watch { running: &running, deadline: limits.timeout.map(|t| begun + t), terminated: None };
     let exit = watch.until_end(relay.as_mut())?;
     let wall = begun.elapsed();
     let timed_out = watch.terminated.is_some();
 
-    let (survivors, all_gone) = match limits.orphans {
+    let emptied = match limits.orphans {
         Orphans::Kill => running.cgroup.kill_all(),
-        Orphans::Wait => watch.until_empty(relay.as_mut())?,
+        Orphans::Wait => watch.until_empty(relay.as_mut()),
+    };
+    let (survivors, all_gone) = match emptied {
+        Ok(killed) => (killed.seen, killed.left.is_none()),
+        // The command has its end and its code all the same; a group that can't be read may not be empty.
+        Err(err) => {
+            tracing::warn!(error = %err, "the exec's cgroup could not be emptied");
+            (0, false)
+        }
     };
     if let Some(relay) = relay {
         relay.finish();
@@ -80,7 +89,7 @@ pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -
 
 /// Tells the ends apart. A command that the kernel killed for memory dies of SIGKILL, or reports 137 for a child that did.
 fn classify(exit: &Exit, timed_out: bool, oom: bool) -> (EndKind, u8) {
-    let code = exit.code.map(|c| c as u8).or(exit.signal.map(|s| 128 + s as u8)).unwrap_or(255);
+    let code = exit.exit_code();
     match exit.signal {
         _ if timed_out => (EndKind::Timeout, TIMEOUT_CODE),
         _ if oom && code == 128 + libc::SIGKILL as u8 => (EndKind::Oom, code),
@@ -108,14 +117,14 @@ impl Watch<'_> {
     }
 
     /// Until nothing that the command started runs any more; signals and the timeout still hold.
-    fn until_empty(&mut self, mut relay: Option<&mut Relay>) -> Result<(u32, bool), ExecError> {
+    fn until_empty(&mut self, mut relay: Option<&mut Relay>) -> Result<Killed, ExecError> {
         let mut pause = Duration::from_millis(1);
         loop {
             if self.terminated.is_some() {
-                return Ok(self.running.cgroup.kill_all());
+                return self.running.cgroup.kill_all();
             }
-            if self.running.cgroup.pids().is_empty() {
-                return Ok((0, true));
+            if self.running.cgroup.is_empty()? {
+                return Ok(Killed::default());
             }
             self.step(relay.as_deref_mut(), false, Some(pause))?;
             pause = (pause * 2).min(Duration::from_millis(100));
@@ -145,7 +154,7 @@ impl Watch<'_> {
         }
         let ready: Vec<bool> = fds[first_of_relay..].iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        while let Some(signal) = sys("read a signal", next_signal(self.running.signals.as_fd()))? {
+        while let Some(signal) = sys("read a signal", self.running.signals.next())? {
             self.forward(signal, relay.as_deref());
         }
         if let Some(relay) = relay {
@@ -165,14 +174,15 @@ impl Watch<'_> {
                 }
             }
             // A command that has just ended takes no signal, and that is no error.
-            _ => drop(self.running.pidfd.kill(signal)),
+            _ => drop(self.running.pidfd.send(signal)),
         }
     }
 
     fn enforce(&mut self, now: Instant) {
         match self.terminated {
             None if self.deadline.is_some_and(|t| now >= t) => {
-                self.running.cgroup.signal(libc::SIGTERM);
+                // What it does not reach is killed after the grace.
+                let _ = self.running.cgroup.signal(libc::SIGTERM);
                 self.terminated = Some(now);
             }
             Some(at) if now >= at + GRACE => drop(self.running.cgroup.kill_all()),

@@ -1,4 +1,4 @@
-//! Passing our own terminal through to the command's, for an exec in the foreground.
+//! Passing our own terminal through to the container's or the command's, for a run or an exec in the foreground.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -6,8 +6,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-use super::{ExecError, sys};
-use crate::sys::SysError;
+use crate::sys::{Call, SysError};
 
 /// Bytes on their way in one direction.
 #[derive(Default)]
@@ -29,16 +28,15 @@ pub struct Relay {
 
 impl Relay {
     /// Makes our terminal raw, if we have one, and gives the command's its size.
-    pub fn start(master: OwnedFd) -> Result<Relay, ExecError> {
+    pub fn start(master: OwnedFd) -> Result<Relay, SysError> {
         let saved = if isatty(stdin()) { tcgetattr(stdin()).ok() } else { None };
         if let Some(settings) = &saved {
             let mut raw = settings.clone();
             raw.make_raw();
-            let set = tcsetattr(stdin(), OptionalActions::Now, &raw);
-            sys("make the terminal raw", set.map_err(|e| SysError::new("tcsetattr", "standard input", e)))?;
+            // What is no terminal any more needs no raw mode.
+            let _ = tcsetattr(stdin(), OptionalActions::Now, &raw);
         }
-        let nonblocking = rustix::io::ioctl_fionbio(&master, true);
-        sys("set up the terminal", nonblocking.map_err(|e| SysError::new("ioctl", "terminal, FIONBIO", e)))?;
+        rustix::io::ioctl_fionbio(&master, true).call("ioctl", || "terminal, FIONBIO".into())?;
         let relay = Relay {
             master,
             saved,
@@ -53,8 +51,10 @@ impl Relay {
 
     /// Gives the command's terminal the size of ours.
     pub fn resize(&self) {
-        if let Ok(size) = tcgetwinsize(stdin()) {
-            // A terminal that is closing has no size to keep.
+        let size = tcgetwinsize(stdin()).ok();
+        // A terminal that has no size says nothing about the command's.
+        if let Some(size) = size.filter(|s| s.ws_row != 0 && s.ws_col != 0) {
+            // One that is closing has no size to keep.
             let _ = rustix::termios::tcsetwinsize(&self.master, size);
         }
     }

@@ -1,0 +1,299 @@
+//! The processes of some cgroups and of all that is nested in them: found, signalled, killed, and the groups removed.
+//!
+//! A container's groups and an exec's are treated alike. Groups are given as directories, one in each hierarchy; what a
+//! hierarchy can do (freeze, kill at once) is seen by the files that the directory has.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::{Classify, Kind};
+use crate::sys::SysError;
+use crate::sys::proc::PidFd;
+
+/// How long a group may stay busy after its last process has gone.
+const REMOVABLE_WITHIN: Duration = Duration::from_secs(10);
+/// How long processes get to freeze before they are signalled all the same.
+const FROZEN_WITHIN: Duration = Duration::from_millis(5);
+/// How many pidfds are open at a time.
+const BATCH: usize = 64;
+
+/// An operation on a group that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing} {path}: {source}")]
+pub struct CgroupError {
+    /// What was done, as a verb and its object.
+    pub doing: &'static str,
+    /// The directory or file.
+    pub path: PathBuf,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+impl Classify for CgroupError {
+    fn kind(&self) -> Kind {
+        Kind::of_io(&self.source)
+    }
+}
+
+/// Names the operation that failed.
+pub(super) fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError { doing, path, source }
+}
+
+/// Writes one value to a control file, which must exist.
+pub fn write(path: &Path, value: &str) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+/// True for what a call says of a group that has been removed.
+pub(super) fn is_gone(err: &io::Error) -> bool {
+    matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+/// The group `dir` and every one below it, parents before children; empty if it does not exist.
+fn tree(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let mut all = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(at) = todo.pop() {
+        let entries = match fs::read_dir(&at) {
+            Ok(entries) => entries,
+            Err(err) if is_gone(&err) => continue,
+            Err(err) => return Err(failed("read directory", &at)(err)),
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(err) if is_gone(&err) => break,
+                Err(err) => return Err(failed("read directory", &at)(err)),
+            };
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                todo.push(entry.path());
+            }
+        }
+        all.push(at);
+    }
+    Ok(all)
+}
+
+/// The pids in `groups` and all below them, ascending, each once; none of a group that does not exist.
+///
+/// The kernel leaves out a process once all its threads have ended, reaped or not. One whose first thread alone has ended
+/// is a zombie to /proc and yet runs: it is listed.
+pub fn pids(groups: &[impl AsRef<Path>]) -> Result<Vec<i32>, CgroupError> {
+    let mut pids = BTreeSet::new();
+    for group in groups {
+        for dir in tree(group.as_ref())? {
+            let file = dir.join("cgroup.procs");
+            match fs::read_to_string(&file) {
+                // 0 stands for a process of a pid namespace that is not below ours.
+                Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 0)),
+                // Gone meanwhile, or a threaded v2 group, whose processes are listed at its domain.
+                Err(err) if is_gone(&err) || err.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                Err(err) => return Err(failed("read", &file)(err)),
+            }
+        }
+    }
+    Ok(pids.into_iter().collect())
+}
+
+/// Sends `signal` to every process in `groups`. One that has ended meanwhile is no error; after another's failure the rest
+/// are still signalled, and the first failure is returned.
+///
+/// A pid may be given to another process at any time, so each is signalled through a pidfd, and only if it is still listed
+/// once that is open.
+pub fn signal(groups: &[impl AsRef<Path>], signal: i32) -> Result<(), CgroupError> {
+    let mut outcome = Ok(());
+    let mut note = |pid: i32, err: SysError| {
+        if err.errno() != Some(libc::ESRCH) && outcome.is_ok() {
+            outcome = Err(failed("signal", Path::new(&format!("/proc/{pid}")))(err.into()));
+        }
+    };
+    for batch in pids(groups)?.chunks(BATCH) {
+        let mut open = Vec::with_capacity(batch.len());
+        for pid in batch {
+            match PidFd::of(*pid) {
+                Ok(pidfd) => open.push((*pid, pidfd)),
+                Err(err) => note(*pid, err),
+            }
+        }
+        let still = pids(groups)?;
+        for (pid, pidfd) in open.iter().filter(|(pid, _)| still.binary_search(pid).is_ok()) {
+            if let Err(err) = pidfd.send(signal) {
+                note(*pid, err);
+            }
+        }
+    }
+    outcome
+}
+
+/// What [`kill`] came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Killed {
+    /// How many processes were seen.
+    pub seen: u32,
+    /// One that was still there when the patience was over.
+    pub left: Option<i32>,
+}
+
+/// Kills every process in `groups` and waits until they are gone, at most `patience`.
+///
+/// By `cgroup.kill` where there is one. Where there is none, or it did not do (a process may have been moved out of that
+/// one hierarchy, and one that a v1 freezer holds does not die), they are frozen so that none can fork away, killed one by
+/// one, and thawed.
+pub fn kill(groups: &[impl AsRef<Path>], patience: Duration) -> Result<Killed, CgroupError> {
+    let mut seen = BTreeSet::new();
+    let begun = Instant::now();
+    let mut pause = Duration::from_micros(100);
+    let mut again = false;
+    loop {
+        let found = pids(groups)?;
+        let told = |left| Killed { seen: seen.len() as u32, left };
+        let Some(first) = found.first().copied() else { return Ok(told(None)) };
+        if again && begun.elapsed() > patience {
+            return Ok(told(Some(first)));
+        }
+        seen.extend(found);
+        // Each hierarchy knows only those that are in its own group.
+        let at_once = groups.iter().filter(|d| write(&d.as_ref().join("cgroup.kill"), "1").is_ok()).count() > 0;
+        if !at_once || again {
+            let freezers: Vec<PathBuf> =
+                groups.iter().map(|d| d.as_ref().join("freezer.state")).filter(|p| p.exists()).collect();
+            freeze_briefly(&freezers);
+            let signalled = signal(groups, libc::SIGKILL);
+            for file in &freezers {
+                // Removed meanwhile: nobody is left to thaw.
+                let _ = write(file, "THAWED");
+            }
+            signalled?;
+        }
+        again = true;
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Asks v1 freezers to hold their processes. Best effort: who still forks away is found in the next round.
+fn freeze_briefly(freezers: &[PathBuf]) {
+    let begun = Instant::now();
+    for file in freezers {
+        let _ = write(file, "FROZEN");
+    }
+    let waiting = |file: &PathBuf| fs::read_to_string(file).is_ok_and(|text| text.trim() == "FREEZING");
+    while freezers.iter().any(waiting) && begun.elapsed() < FROZEN_WITHIN {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Removes `groups` with all that is nested in them, children first. A group stays busy for a moment after its last
+/// process has ended; one that does not exist is no error.
+pub fn remove(groups: &[impl AsRef<Path>]) -> Result<(), CgroupError> {
+    for group in groups {
+        let deadline = Instant::now() + REMOVABLE_WITHIN;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let mut busy = None;
+            for path in tree(group.as_ref())?.iter().rev() {
+                match fs::remove_dir(path) {
+                    Ok(()) => {}
+                    Err(err) if is_gone(&err) => {}
+                    Err(err) => busy = busy.or(Some((path.clone(), err))),
+                }
+            }
+            let Some((path, source)) = busy else { break };
+            if source.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
+                return Err(failed("remove cgroup", &path)(source));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    /// A directory that looks like a group with these processes in it.
+    fn group(dir: &Path, pids: &[i32]) -> PathBuf {
+        fs::create_dir_all(dir).unwrap();
+        let text: String = pids.iter().map(|p| format!("{p}\n")).collect();
+        crate::durable::replace_unsynced(&dir.join("cgroup.procs"), text.as_bytes(), 0o600).unwrap();
+        dir.to_owned()
+    }
+
+    #[test]
+    fn processes_of_nested_groups_are_found_each_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (group(&dir.path().join("a"), &[7, 3, 0]), group(&dir.path().join("b"), &[3]));
+        group(&a.join("nested/deep"), &[9]);
+        assert_eq!(pids(&[a, b, dir.path().join("none")]).unwrap(), [3, 7, 9]);
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_read_is_not_taken_for_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("cgroup.procs")).unwrap();
+        assert_eq!(pids(&[dir.path()]).unwrap_err().source.raw_os_error(), Some(libc::EISDIR));
+        assert!(kill(&[dir.path()], Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn more_processes_than_a_batch_are_all_signalled() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut children: Vec<Child> = (0..BATCH + 3).map(|_| sleeper()).collect();
+        let listed: Vec<i32> = children.iter().map(|c| c.id() as i32).collect();
+        signal(&[group(dir.path(), &listed)], libc::SIGTERM).unwrap();
+        for child in &mut children {
+            assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+        }
+        // All ended and reaped by now, but listed all the same: no error.
+        signal(&[dir.path()], libc::SIGTERM).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_does_not_go_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = sleeper();
+        let pid = child.id() as i32;
+        // Nobody takes the line out of the file, so it looks as if it stayed.
+        let killed = kill(&[group(dir.path(), &[pid])], Duration::from_millis(5)).unwrap();
+        assert_eq!(killed, Killed { seen: 1, left: Some(pid) });
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        assert_eq!(kill(&[group(dir.path(), &[])], Duration::ZERO).unwrap(), Killed::default());
+    }
+
+    #[test]
+    fn a_freezer_is_thawed_after_the_kill() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = sleeper();
+        let dir = group(dir.path(), &[child.id() as i32]);
+        crate::durable::replace_unsynced(&dir.join("freezer.state"), b"", 0o600).unwrap();
+        kill(&[&dir], Duration::ZERO).unwrap();
+        child.wait().unwrap();
+        assert_eq!(fs::read_to_string(dir.join("freezer.state")).unwrap(), "THAWED");
+    }
+
+    #[test]
+    fn nested_directories_are_removed_bottom_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("c");
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        fs::create_dir_all(top.join("d")).unwrap();
+        remove(&[&top]).unwrap();
+        assert!(!top.exists());
+        assert_eq!(pids(&[&top]).unwrap(), Vec::<i32>::new());
+        remove(&[&top]).unwrap();
+    }
+}
