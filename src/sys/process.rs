@@ -1,7 +1,8 @@
 //! This process and its children: forking, becoming another program, waiting.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io::Read;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use super::{Call, SysError, check};
@@ -22,6 +23,31 @@ pub fn fork() -> Result<Fork, SysError> {
     let pid = unsafe { libc::fork() };
     check(pid.into()).call("fork", String::new)?;
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid) })
+}
+
+/// The longest text that a child of [`in_child`] can send back, in bytes.
+const TEXT_MAX: u64 = 4096;
+
+/// Runs `work` in a child and waits for its end: how it ended (its code is what `work` returns), and what `work` wrote to
+/// the pipe that it gets.
+///
+/// The caller must be single-threaded (see [`fork`]).
+pub fn in_child(work: impl FnOnce(OwnedFd) -> i32) -> Result<(Exit, Vec<u8>), SysError> {
+    let (read, write) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).call("pipe2", || "of a child".into())?;
+    let pid = match fork()? {
+        Fork::Child => {
+            drop(read);
+            exit_now(work(write))
+        }
+        Fork::Parent(pid) => pid,
+    };
+    drop(write);
+    let mut text = Vec::new();
+    let read = std::fs::File::from(read).take(TEXT_MAX).read_to_end(&mut text);
+    let exit = wait(pid, true)?.ok_or_else(|| SysError::new("waitid", pid.to_string(), rustix::io::Errno::CHILD))?;
+    read.call("read", || "what a child says".into())?;
+    Ok((exit, text))
 }
 
 /// Ends this process at once: no destructor, no buffered output.
