@@ -17,7 +17,7 @@ help:
 	@echo 'make uninstall  take all of that away again'
 
 setup:
-	@command -v $(CARGO) >/dev/null || { echo 'no cargo: install Rust 1.88 or later first (rustup does it)' >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { echo 'no cargo: install Rust 1.91 or later first (rustup does it)' >&2; exit 1; }
 	@hack/deps.sh
 
 demo:

@@ -13,5 +13,5 @@ pub struct Args {
 }
 
 pub fn run(_: &Global, _: Args) -> anyhow::Result<u8> {
-    bail!("checkpoint is not supported: use \"snapshot create\" to keep a container's files")
+    bail!("checkpoint is not supported: this runtime does not drive CRIU")
 }

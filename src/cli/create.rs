@@ -43,7 +43,7 @@ pub struct CommonArgs {
     /// Pass N additional file descriptors to the container (stdio + $LISTEN_FDS + N in total)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=65536))]
     pub preserve_fds: i32,
-    /// The container's name, unique on the host
+    /// The container's id, unique below the root
     #[arg(value_name = "CONTAINER-ID")]
     pub id: String,
 }

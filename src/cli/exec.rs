@@ -36,7 +36,7 @@ pub struct Args {
     /// Path to the process.json
     #[arg(long, short, value_name = "FILE")]
     process: Option<PathBuf>,
-    /// Detach from the container's process
+    /// Return as soon as the command runs
     #[arg(long, short)]
     detach: bool,
     /// File to write the process id to
@@ -63,13 +63,14 @@ pub struct Args {
     /// Allow exec in a paused container
     #[arg(long)]
     ignore_paused: bool,
-    /// What becomes of the exec's layer: commit, commit-on-success, discard, hold, shared
+    /// What becomes of the exec's layer: commit (the default), commit-on-success, discard, hold, shared
     #[arg(long, value_name = "MODE")]
     layer: Option<String>,
-    /// How long the command may run: seconds, or a number with s, m, h; 0 is for ever
+    /// How long the command may run: seconds, or a number with ms, s, m, h; 0 is for ever. By default 300 s, and for ever with
+    /// a terminal
     #[arg(long, value_name = "TIME")]
     timeout: Option<String>,
-    /// What becomes of processes that the command leaves running: kill, wait
+    /// What becomes of processes that the command leaves running: kill (the default), wait
     #[arg(long, value_name = "POLICY")]
     orphans: Option<String>,
     /// Also write the result document to this file

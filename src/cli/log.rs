@@ -9,19 +9,20 @@ use crate::ops::history;
 use crate::report::{End, rfc3339};
 use crate::store::{ExecRecord, LogEntry, now_ns};
 
-/// Show a container's history: execs, commits, rollbacks
+/// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id or a unique prefix of it; by default all containers are listed
     #[arg(value_name = "CONTAINER")]
-    container: String,
+    container: Option<String>,
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let (container, entries) = history::log(&global.context()?, &args.container)?;
+    let Some(name) = &args.container else { return containers(global, args.json) };
+    let (container, entries) = history::log(&global.context()?, name)?;
     if args.json {
         for entry in &entries {
             print(&format!("{}\n", as_json(entry)));
@@ -51,6 +52,29 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
             let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
             vec![String::new(), String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]
         }
+    }));
+    print(&render::table(&rows));
+    Ok(0)
+}
+
+/// The containers that the store knows, whatever root they were made with.
+fn containers(global: &Global, as_json: bool) -> anyhow::Result<u8> {
+    let known = history::containers(&global.context()?)?;
+    if as_json {
+        for container in &known {
+            let one = json!({
+                "id": container.id, "head": container.head, "root": container.root, "bundle": container.bundle,
+                "createdAt": rfc3339(container.created_ns),
+            });
+            print(&format!("{one}\n"));
+        }
+        return Ok(0);
+    }
+    let mut rows =
+        vec![["CONTAINER", "HEAD", "CREATED", "ROOT"].map(|h| Paint::stdout().text(Colour::Dim, h)).to_vec()];
+    rows.extend(known.iter().map(|container| {
+        let root = render::visible(&container.root.to_string_lossy());
+        vec![render::clip(container.id.as_str(), 24), container.head.to_string(), ago(container.created_ns), root]
     }));
     print(&render::table(&rows));
     Ok(0)

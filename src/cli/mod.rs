@@ -79,7 +79,7 @@ struct GlobalArgs {
     /// Ignore cgroup permission errors: true, false or auto
     #[arg(long, value_name = "BOOL", default_value = "auto", value_parser = ["true", "false", "auto"])]
     rootless: String,
-    /// Directory of the layer store
+    /// Directory of the layer store (default: AGENTSBX_STORE, the configuration, /var/lib/agentsbx)
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
     /// Print the version
@@ -157,32 +157,32 @@ fn default_root() -> PathBuf {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Checkpoint(checkpoint::Args),
-    Commit(commit::Args),
     Create(create::Args),
-    Delete(delete::Args),
-    Diff(diff::Args),
-    Discard(discard::Args),
-    Exec(Box<exec::Args>),
-    Gc(gc::Args),
-    Events(events::Args),
-    Features(features::Args),
-    Kill(kill::Args),
-    List(list::Args),
-    Log(log::Args),
-    Pause(pause::Args),
-    Ps(ps::Args),
-    Recover(recover::Args),
-    Reset(reset::Args),
-    Restore(restore::Args),
-    Resume(resume::Args),
-    Rollback(rollback::Args),
-    Run(run::Args),
-    Show(show::Args),
-    Spec(spec::Args),
     Start(start::Args),
+    Run(run::Args),
+    Exec(Box<exec::Args>),
     State(state::Args),
+    List(list::Args),
+    Ps(ps::Args),
+    Kill(kill::Args),
+    Delete(delete::Args),
+    Pause(pause::Args),
+    Resume(resume::Args),
     Update(Box<update::Args>),
+    Events(events::Args),
+    Log(log::Args),
+    Show(show::Args),
+    Diff(diff::Args),
+    Commit(commit::Args),
+    Discard(discard::Args),
+    Rollback(rollback::Args),
+    Reset(reset::Args),
+    Recover(recover::Args),
+    Gc(gc::Args),
+    Spec(spec::Args),
+    Features(features::Args),
+    Checkpoint(checkpoint::Args),
+    Restore(restore::Args),
 }
 
 impl Command {

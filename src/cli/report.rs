@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::{Global, LogFormat};
+use crate::runtime::NAME;
 use crate::telemetry;
 
 /// Longest message, in bytes: stderr may be a pipe that nobody drains.
@@ -50,6 +51,10 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 pub fn failure(target: &Target, message: &str) {
     let message = bounded(message);
     let stderr_line = match &target.log {
+        // A person at a terminal; callers that are programs get runc's form.
+        None if rustix::termios::isatty(rustix::stdio::stderr()) => {
+            format!("{NAME}: {}\n", super::render::visible(&message))
+        }
         None => text_line("error", &message),
         Some(path) => {
             let line = entry(target.format, "error", &message);

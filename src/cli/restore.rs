@@ -13,5 +13,5 @@ pub struct Args {
 }
 
 pub fn run(_: &Global, _: Args) -> anyhow::Result<u8> {
-    bail!("restore is not supported: start a container from a snapshot with the annotation dev.agentsbx.snapshot")
+    bail!("restore is not supported: this runtime does not drive CRIU")
 }

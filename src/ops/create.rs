@@ -1,8 +1,11 @@
 //! `create` and the first half of `run`: the container, then its row in the store.
 
+use std::path::Path;
+
 use super::{Context, OpsError, publish};
 use crate::runtime::{self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, Steps};
-use crate::runtime::{create as make, delete as remove};
+use crate::runtime::{RuntimeError, create as make, delete as remove};
+use crate::spec::{Config, annotations};
 use crate::store::{NewContainer, Store, now_ns};
 
 /// Creates the container and registers it. On failure nothing of it is left.
@@ -10,12 +13,24 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     // Before anything is made: a store that can't be used must not leave a container without history. It is not kept
     // open, since the first process would inherit its descriptors until it is started.
     drop(context.store()?);
+    refuse_reserved(&request.bundle)?;
     let record = make(request)?;
     let id = record.id.clone();
     register(&context.store()?, record).inspect_err(|_| {
         // The error that is on its way is the one to tell.
         let _ = remove(&DeleteRequest { root: request.root.clone(), id, force: true });
     })
+}
+
+/// Annotations that ask for what this version does not do, or for what cannot be.
+fn refuse_reserved(bundle: &Path) -> Result<(), OpsError> {
+    let notes = Config::load(bundle).map_err(RuntimeError::from)?.annotations();
+    for (name, allowed) in annotations::RESERVED {
+        if let Some(value) = notes.get(*name).filter(|value| !value.is_empty() && !allowed.contains(&value.as_str())) {
+            return Err(OpsError::Reserved { name, value: value.clone() });
+        }
+    }
+    super::exec::check_annotations(&notes)
 }
 
 /// `run`: create and start in one, and in the foreground stay until it has ended and is deleted.

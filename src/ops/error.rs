@@ -42,6 +42,14 @@ pub enum OpsError {
         #[source]
         source: UnknownValue,
     },
+    /// An annotation that asks for something that this version does not do.
+    #[error("annotation {name}: {value:?} is not supported by this version: leave it out")]
+    Reserved {
+        /// The annotation.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// The container was made without a store, or the store has lost it.
     #[error("container {0} has no history in the store {1}: was it created with another --store?")]
     NotInStore(String, PathBuf),
@@ -136,6 +144,7 @@ impl Classify for OpsError {
             OpsError::Setting { .. } | OpsError::Flag { .. } | OpsError::Json { .. } | OpsError::NotAncestor { .. } => {
                 Kind::InvalidInput
             }
+            OpsError::Reserved { .. } => Kind::Unsupported,
             OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
             OpsError::File { source, .. } => Kind::of_io(source),

@@ -11,6 +11,11 @@ use crate::report::ResultDocument;
 use crate::rootfs::{Lowers, open_dir};
 use crate::store::{Container, LogEntry, Store, StoreError};
 
+/// The containers that have a history, oldest first.
+pub fn containers(context: &Context) -> Result<Vec<Container>, OpsError> {
+    Ok(context.store()?.containers()?)
+}
+
 /// A container's history, oldest first, with its HEAD.
 pub fn log(context: &Context, container: &str) -> Result<(Container, Vec<LogEntry>), OpsError> {
     let (store, container) = context.container(container)?;

@@ -3,13 +3,15 @@
 use std::os::fd::AsFd;
 
 use super::{Context, OpsError, delete, publish, stack};
-use crate::diff;
+use crate::diff::{self, Diff};
+use crate::report::End;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
 use crate::runtime::state::Record;
-use crate::store::{Abandoned, Container, ContainerKey, Store, StoreError};
+use crate::store::{Abandoned, Container, ContainerKey, Ending, Outcome, Store, StoreError, now_ns};
+use crate::terms::EndKind;
 
 /// One repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +73,7 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         members::remove(&record.cgroups)?;
     }
     let container = store.container(record.container)?;
+    let mut found = Diff::default();
     if let Some(layer) = &record.layer
         && container.removed_ns.is_none()
         && gone
@@ -79,15 +82,25 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         let upper = open_dir(&store.upper(layer))?;
         let lowers = stack::lowers_at(store, &container, record.base)?;
         match diff::seal(upper.as_fd(), &lowers.fds(), &stack::options_of(&container)) {
-            Ok(found) => {
-                let touched = diff::touched(&found);
-                store.write_touched(layer, &diff::encode_touched(&touched))?;
+            Ok(changes) => {
+                store.write_touched(layer, &diff::encode_touched(&diff::touched(&changes)))?;
+                found = changes;
             }
             // A root filesystem that the engine has unmounted: the layer is kept as it is.
             Err(err) => tracing::warn!(exec = %record.id, error = %err, "layer could not be sealed"),
         }
     }
-    let finished = match store.mark_aborted(record.container, &record.id, Some(u64::from(killed))) {
+    let end = End { kind: EndKind::Error, code: None, signal: None, message: Some("its supervisor was killed".into()) };
+    let outcome = Outcome {
+        ending: Ending::Abort,
+        end: serde_json::to_value(end).ok(),
+        usage: None,
+        summary: serde_json::to_value(found.summary).ok(),
+        result: publish::details(&found.changes, None),
+        survivors: Some(u64::from(killed)),
+        finished_ns: now_ns(),
+    };
+    let finished = match store.finish_exec(record.container, &record.id, &outcome) {
         Ok(finished) => finished,
         // Its supervisor had ended it after all, between our two looks.
         Err(StoreError::ExecEnded { .. } | StoreError::ExecNotFound { .. }) => {

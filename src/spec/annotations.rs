@@ -8,6 +8,11 @@ pub const SETTLE: &str = "dev.agentsbx.settle";
 pub const TIMEOUT: &str = "dev.agentsbx.timeout";
 /// What becomes of processes that an exec leaves running: `kill`, `wait`.
 pub const ORPHANS: &str = "dev.agentsbx.orphans";
+/// What this version can't do, with the values that ask for nothing beyond what it does. A container that asks for more is
+/// refused: it would run with less than its owner believes.
+pub const RESERVED: &[(&str, &[&str])] =
+    &[(SETTLE, &["never"]), (SNAPSHOT, &[]), (LAYERS, &[]), (HOOKS, &[]), (PROFILE, &["oci"])];
+
 /// Name of the snapshot to start from.
 pub const SNAPSHOT: &str = "dev.agentsbx.snapshot";
 /// Names of snapshots to put read-only under the root filesystem.

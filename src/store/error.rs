@@ -86,7 +86,7 @@ pub enum StoreError {
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// There is no such container, live, in the store.
-    #[error("container {name:?} not found: `agentsbx list` shows the containers there are")]
+    #[error("container {name:?} not found: `agentsbx log` without a name lists the containers there are")]
     ContainerNotFound {
         /// The id or prefix asked for.
         name: String,

@@ -16,6 +16,9 @@ use super::{
     ContainerKey, Lower, MAX_FIELD, Store, StoreError, blob_path, generation, number, parsed, parsed_opt, path_blob,
 };
 
+/// The fewest characters of a prefix by which an exec can be named.
+const MIN_PREFIX: usize = 4;
+
 /// What is known of an exec when it begins.
 #[derive(Debug, Clone)]
 pub struct NewExec {
@@ -198,7 +201,10 @@ impl Store {
         found.retain(|(id, alias)| id.starts_with(&upper) || alias.as_ref().is_some_and(|a| a.starts_with(name)));
         let exact = found.iter().rfind(|(id, alias)| *id == upper || alias.as_deref() == Some(name));
         let id = match (exact, found.as_slice()) {
-            _ if name.is_empty() => return Err(StoreError::ExecNotFound { name: String::new() }),
+            // A prefix of a few characters fits by chance: "1" is more likely a generation in the wrong place.
+            _ if name.len() < MIN_PREFIX && exact.is_none() => {
+                return Err(StoreError::ExecNotFound { name: name.to_owned() });
+            }
             (Some((id, _)), _) | (None, [(id, _)]) => id,
             (None, []) => return Err(StoreError::ExecNotFound { name: name.to_owned() }),
             (None, many) => {

@@ -48,7 +48,7 @@ pub struct Abandoned {
 }
 
 impl Abandoned {
-    /// Removes the lock's file: to be called when the exec's end is recorded ([`Store::mark_aborted`]). Merely dropped,
+    /// Removes the lock's file: to be called when the exec's end is recorded ([`Store::finish_exec`] with [`super::Ending::Abort`]). Merely dropped,
     /// the exec can be claimed again.
     pub fn recovered(self) -> Result<(), StoreError> {
         let path = self.lock.path().to_owned();
@@ -70,7 +70,7 @@ impl Store {
     }
 
     /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover:
-    /// kill what is left in its cgroups, unmount, seal its layer, [`Store::mark_aborted`], [`Abandoned::recovered`].
+    /// kill what is left in its cgroups, unmount, seal its layer, [`Store::finish_exec`] with [`super::Ending::Abort`], [`Abandoned::recovered`].
     ///
     /// Cheap where nothing runs. Those that another process is recovering are left out.
     pub fn abandoned(&self, key: Option<ContainerKey>) -> Result<Vec<Abandoned>, StoreError> {

@@ -18,8 +18,8 @@ use crate::runtime::state::{Record, Status};
 use crate::sys::SysError;
 use crate::sys::process::{Fork, exit_now, fork};
 
-pub use settings::Overrides;
 use settings::Settings;
+pub use settings::{Overrides, check_annotations};
 
 /// What a front door asks for.
 #[derive(Debug, Clone)]

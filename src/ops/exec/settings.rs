@@ -59,6 +59,16 @@ impl Settings {
     }
 }
 
+/// Finds a wrong value when the container is made, not at its first exec.
+pub fn check_annotations(given: &BTreeMap<String, String>) -> Result<(), OpsError> {
+    let nothing = BTreeMap::new();
+    let sources = Sources { annotations: given, variables: &nothing };
+    sources.pick::<LayerMode>("", &None, "LAYER", annotations::LAYER)?;
+    sources.pick::<Timeout>("", &None, "TIMEOUT", annotations::TIMEOUT)?;
+    sources.pick::<Orphans>("", &None, "ORPHANS", annotations::ORPHANS)?;
+    Ok(())
+}
+
 struct Sources<'a> {
     annotations: &'a BTreeMap<String, String>,
     variables: &'a BTreeMap<String, String>,
