@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use crate::policy::capabilities::Sets;
 use crate::policy::seccomp::Program;
-use crate::rootfs::RootfsError;
+use crate::rootfs::{Root, RootfsError};
 use crate::sys::SysError;
 use crate::sys::attributes::SchedAttr;
 
@@ -31,8 +31,8 @@ pub struct Plan {
     pub pidfd: OwnedFd,
     /// Clone flags of the namespaces to join; the pid namespace is the supervisor's business.
     pub namespaces: i32,
-    /// The layered root, detached; `None` runs in the container's own mount namespace.
-    pub root: Option<OwnedFd>,
+    /// The layered root; `None` runs in the container's own mount namespace.
+    pub root: Option<Root>,
     /// Mount points to move into the layered root.
     pub submounts: Vec<PathBuf>,
     /// The command and its arguments; never empty.

@@ -19,6 +19,7 @@ pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
 pub(super) struct State {
     plan: Plan,
     channel: RawFd,
+    root: Option<OwnedFd>,
     apparmor: Option<OwnedFd>,
     selinux: Option<OwnedFd>,
     cwd_later: bool,
@@ -27,7 +28,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(plan: Plan, channel: RawFd) -> State {
-        State { plan, channel, apparmor: None, selinux: None, cwd_later: false, program: None }
+        State { plan, channel, root: None, apparmor: None, selinux: None, cwd_later: false, program: None }
     }
 }
 
@@ -43,6 +44,8 @@ pub(super) const STEPS: &[Step] = &[
     // By the host's /proc; a container could have mounted anything on its own.
     ("open label files", open_labels),
     ("keyring", keyring),
+    // Where the kernel could not mount it detached, in the host's view of the layers, so before that is left.
+    ("layered root", mount_root),
     ("namespaces", namespaces),
     ("view", enter_view),
     // A session of its own, before a terminal can become its controlling one.
@@ -177,8 +180,15 @@ fn namespaces(state: &mut State) -> Result<(), InitError> {
     Ok(())
 }
 
-fn enter_view(state: &mut State) -> Result<(), InitError> {
+fn mount_root(state: &mut State) -> Result<(), InitError> {
     if let Some(root) = state.plan.root.take() {
+        state.root = Some(root.mounted()?);
+    }
+    Ok(())
+}
+
+fn enter_view(state: &mut State) -> Result<(), InitError> {
+    if let Some(root) = state.root.take() {
         view::enter(root.as_fd(), &state.plan.submounts)?;
     }
     Ok(())

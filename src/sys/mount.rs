@@ -1,12 +1,14 @@
 //! Mounts by the new mount API: built detached, moved into place when they are right.
 
+use std::ffi::CString;
 use std::fmt::Display;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
 };
 
 use super::mountattr::{self, MountAttr};
@@ -35,21 +37,32 @@ pub struct Overlay<'a> {
     pub userxattr: bool,
 }
 
+/// Options that distributions set differently by default.
+const PINNED: [(&str, &str); 3] = [("redirect_dir", "off"), ("metacopy", "off"), ("index", "off")];
+
+/// What shows as the mount's source in the command's mountinfo.
+const SOURCE: &str = "agentsbx";
+
 /// Mounts an overlay that is attached nowhere yet. It goes away with the descriptor unless it is moved.
 ///
-/// Every option that distributions set differently by default is pinned.
-pub fn overlay(parts: &Overlay<'_>) -> Result<OwnedFd, SysError> {
+/// `None` where the kernel does not take lower layers one by one (`lowerdir+`, Linux 6.7). In one string they could have
+/// 255 bytes together, so such a kernel is given all options by mount(2): see [`overlay_by_options`].
+pub fn overlay(parts: &Overlay<'_>) -> Result<Option<OwnedFd>, SysError> {
     let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).call("fsopen", || "overlay".into())?;
     let set = |key: &'static str, value: &str| {
         rustix::mount::fsconfig_set_string(context.as_fd(), key, value)
             .call("fsconfig", || format!("overlay {key}={value}"))
     };
-    // The name shows in /proc/self/mountinfo of the command.
-    set("source", "agentsbx")?;
-    set_lowers(context.as_fd(), parts.lowers)?;
+    set("source", SOURCE)?;
+    for (n, lower) in parts.lowers.iter().enumerate() {
+        match set("lowerdir+", &fd_path(*lower)) {
+            Err(err) if n == 0 && err.errno() == Some(libc::EINVAL) => return Ok(None),
+            other => other?,
+        }
+    }
     set("upperdir", &fd_path(parts.upper))?;
     set("workdir", &fd_path(parts.work))?;
-    for (key, value) in [("redirect_dir", "off"), ("metacopy", "off"), ("index", "off")] {
+    for (key, value) in PINNED {
         set(key, value)?;
     }
     if parts.userxattr {
@@ -61,23 +74,38 @@ pub fn overlay(parts: &Overlay<'_>) -> Result<OwnedFd, SysError> {
     })?;
     rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
         .call("fsmount", || "overlay".into())
+        .map(Some)
 }
 
-/// `lowerdir+` takes one layer a call (Linux 6.7); before, all go in one option of at most a page.
-fn set_lowers(context: BorrowedFd<'_>, lowers: &[BorrowedFd<'_>]) -> Result<(), SysError> {
-    for (n, lower) in lowers.iter().enumerate() {
-        let path = fd_path(*lower);
-        match rustix::mount::fsconfig_set_string(context, "lowerdir+", &path) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::INVAL) if n == 0 => {
-                let all = lowers.iter().map(|fd| fd_path(*fd)).collect::<Vec<_>>().join(":");
-                return rustix::mount::fsconfig_set_string(context, "lowerdir", &all)
-                    .call("fsconfig", || format!("overlay lowerdir of {} layers", lowers.len()));
-            }
-            Err(errno) => return Err(SysError::new("fsconfig", format!("overlay lowerdir+={path}"), errno)),
-        }
+/// The options of an overlay as mount(2) takes them: at most a page, which is enough for some two hundred layers.
+fn overlay_options(parts: &Overlay<'_>) -> String {
+    let lowers = parts.lowers.iter().map(|fd| fd_path(*fd)).collect::<Vec<_>>().join(":");
+    let mut options = format!("lowerdir={lowers},upperdir={},workdir={}", fd_path(parts.upper), fd_path(parts.work));
+    for (key, value) in PINNED {
+        options.push_str(&format!(",{key}={value}"));
     }
-    Ok(())
+    if parts.userxattr {
+        options.push_str(",userxattr");
+    }
+    options
+}
+
+/// Gives this process, which must be single-threaded, a mount namespace of its own whose mounts nobody else sees.
+pub fn unshare_private() -> Result<(), SysError> {
+    super::ns::unshare_mounts()?;
+    make_private("/", true)
+}
+
+/// Mounts an overlay with mount(2) over the directory `place` and returns it detached. To be called after
+/// [`unshare_private`]: the mount at `place` goes when this process leaves that namespace.
+pub fn overlay_by_options(parts: &Overlay<'_>, place: &Path) -> Result<OwnedFd, SysError> {
+    let options = overlay_options(parts);
+    let length = options.len();
+    let data = CString::new(options).map_err(|_| SysError::new("mount", "overlay", rustix::io::Errno::INVAL))?;
+    rustix::mount::mount(SOURCE, place, "overlay", MountFlags::empty(), Some(data.as_c_str()))
+        .call("mount", || format!("overlay, {} lower layers, {length} bytes of options", parts.lowers.len()))?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    rustix::mount::open_tree(CWD, place, flags).call("open_tree", || place.display().to_string())
 }
 
 /// What the kernel says about a failed mount, read from the filesystem context.

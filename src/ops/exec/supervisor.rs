@@ -13,7 +13,7 @@ use crate::ops::commit::{Conflict, onto_head};
 use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
-use crate::rootfs::{Lowers, mount_layer, open_dir, view};
+use crate::rootfs::{Lowers, layered_root, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
@@ -162,8 +162,7 @@ fn launch(
     let root = match &exec.layer {
         Some(layer) => {
             let lowers = exec.lowers()?;
-            let upper = open_dir(&exec.store.upper(layer))?;
-            Some(mount_layer(&lowers, upper.as_fd(), &exec.store.work(layer), false)?)
+            Some(layered_root(lowers, &exec.store.upper(layer), &exec.store.work(layer), false)?)
         }
         None => None,
     };
