@@ -3,6 +3,7 @@
 //! Arguments come in Go's style and are first brought into clap's ([`argv`]); errors leave in one place ([`report`]).
 
 mod argv;
+mod check;
 mod checkpoint;
 mod commit;
 mod create;
@@ -157,6 +158,7 @@ fn default_root() -> PathBuf {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Check(check::Args),
     Checkpoint(checkpoint::Args),
     Commit(commit::Args),
     Create(create::Args),
@@ -188,6 +190,7 @@ enum Command {
 impl Command {
     fn run(self, global: &Global) -> anyhow::Result<u8> {
         match self {
+            Command::Check(args) => check::run(global, args),
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Commit(args) => commit::run(global, args),
             Command::Create(args) => create::run(global, args),
