@@ -3,6 +3,7 @@
 //! Arguments come in Go's style and are first brought into clap's ([`argv`]); errors leave in one place ([`report`]).
 
 mod argv;
+mod check;
 mod checkpoint;
 mod commit;
 mod create;
@@ -179,6 +180,7 @@ enum Command {
     Reset(reset::Args),
     Recover(recover::Args),
     Gc(gc::Args),
+    Check(check::Args),
     Spec(spec::Args),
     Features(features::Args),
     Checkpoint(checkpoint::Args),
@@ -188,6 +190,7 @@ enum Command {
 impl Command {
     fn run(self, global: &Global) -> anyhow::Result<u8> {
         match self {
+            Command::Check(args) => check::run(global, args),
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Commit(args) => commit::run(global, args),
             Command::Create(args) => create::run(global, args),

@@ -115,7 +115,7 @@ pub fn usage(text: &str) -> String {
 }
 
 /// `No such file or directory (os error 2)` as `no such file or directory`.
-fn plain_errno(text: &str) -> String {
+pub fn plain_errno(text: &str) -> String {
     const MARK: &str = " (os error ";
     let mut out = text.to_owned();
     while let Some(at) = out.find(MARK) {

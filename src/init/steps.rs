@@ -167,7 +167,7 @@ fn keyring(state: &mut State) -> Result<(), InitError> {
     match attributes::join_session_keyring(name) {
         // A quota of keys that is used up is no reason not to run (runc).
         Err(err) if err.errno() == Some(libc::EDQUOT) => Ok(()),
-        other => sys("join the container's session keyring", other),
+        other => sys("join the container's session keyring", other.map(drop)),
     }
 }
 

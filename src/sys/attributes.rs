@@ -155,13 +155,13 @@ pub fn close_on_exec_from(first: u32) -> Result<(), SysError> {
 }
 
 /// Joins a new session keyring of this name (or the one there is, if the caller may), so that the caller's keys are out of
-/// reach. A kernel without keyrings has none to share: not an error.
-pub fn join_session_keyring(name: &CStr) -> Result<(), SysError> {
+/// reach. False on a kernel without keyrings: it has none to share.
+pub fn join_session_keyring(name: &CStr) -> Result<bool, SysError> {
     // SAFETY: the name is a live NUL-terminated string, which the kernel copies.
     let ret = unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, name.as_ptr()) };
     match check(ret) {
-        Err(err) if err.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
-        other => other.map(drop).call("keyctl", || format!("join session keyring {}", name.to_string_lossy())),
+        Err(err) if err.raw_os_error() == Some(libc::ENOSYS) => Ok(false),
+        other => other.map(|_| true).call("keyctl", || format!("join session keyring {}", name.to_string_lossy())),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
 pub mod ns;
+pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod signal;

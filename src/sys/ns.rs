@@ -53,7 +53,16 @@ pub fn join(pidfd: BorrowedFd<'_>, flags: i32) -> Result<(), SysError> {
 
 /// Gives this process a mount namespace of its own, a copy of the one it is in.
 pub fn unshare_mounts() -> Result<(), SysError> {
+    unshare(libc::CLONE_NEWNS)
+}
+
+/// Gives this process namespaces of its own, of the kinds in `flags` ([`KINDS`]). It must be single-threaded.
+pub fn unshare(flags: i32) -> Result<(), SysError> {
     // SAFETY: unshare(2) takes an integer; the process is single-threaded, so no other thread's view changes.
-    let ret = unsafe { libc::unshare(libc::CLONE_NEWNS) };
-    check(ret.into()).map(drop).call("unshare", || "CLONE_NEWNS".into())
+    let ret = unsafe { libc::unshare(flags) };
+    check(ret.into()).map(drop).call("unshare", || names(flags))
+}
+
+fn names(flags: i32) -> String {
+    KINDS.iter().filter(|(_, flag)| flags & flag != 0).map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }

@@ -13,7 +13,7 @@ use crate::runtime::cgroup::CgroupDir;
 use crate::runtime::members::{self, Killed, failed};
 
 /// The v1 controllers in whose hierarchies an exec has a group of its own.
-const OWN: [&str; 4] = ["freezer", "pids", "memory", "cpuacct"];
+pub const OWN: [&str; 4] = ["freezer", "pids", "memory", "cpuacct"];
 
 /// How long killed processes may take to go before they are given up.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(30);
