@@ -146,6 +146,7 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
     if config.args().first().is_none_or(String::is_empty) {
         return Err(field("process.args", "args must not be empty"));
     }
+    config.check_user_ids()?;
     if !Path::new(config.cwd()).is_absolute() {
         return Err(field("process.cwd", "Cwd must be an absolute path"));
     }
@@ -224,6 +225,7 @@ fn build(
         seccomp: seccomp::prepare(engine, &dir)?,
         personality: personality(engine)?,
         keyring: !request.no_new_keyring,
+        inherited: engine.inherited()?,
         dir,
     };
     record.save()?;

@@ -14,6 +14,7 @@ use super::members;
 use super::seccomp::Filter;
 use crate::durable;
 use crate::id::ContainerId;
+use crate::spec::inherited::Inherited;
 use crate::sys::proc;
 
 /// The record's file in the container's state directory.
@@ -121,6 +122,9 @@ pub struct Record {
     /// It has a session keyring of its own, which its execs join.
     #[serde(default)]
     pub keyring: bool,
+    /// What its execs take from its process.
+    #[serde(default)]
+    pub inherited: Inherited,
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
@@ -265,6 +269,7 @@ pub(crate) mod tests {
             seccomp: Filter::None,
             personality: None,
             keyring: true,
+            inherited: Inherited::default(),
             dir: dir.to_owned(),
         }
     }

@@ -1,6 +1,7 @@
 //! The bundle's `config.json`: read as JSON, so that fields we do not know stay, and looked at through typed accessors.
 
 pub mod annotations;
+pub mod inherited;
 pub mod inroot;
 pub mod normalise;
 pub mod passwd;
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::durable;
 use crate::error::{Classify, Kind};
+use inherited::Inherited;
 
 /// The bundle's configuration.
 pub const CONFIG: &str = "config.json";
@@ -19,6 +21,8 @@ pub const CONFIG: &str = "config.json";
 pub const ENGINE_CONFIG: &str = "config.engine.json";
 /// What we made of it, to tell later whether somebody edited `config.json`.
 const MADE_CONFIG: &str = "agentsbx/config.json";
+/// What setresuid(2) and its kin take for "leave it as it is", so no user's or group's id.
+pub const NO_ID: u32 = u32::MAX;
 /// Largest configuration that is read, in bytes.
 const CONFIG_MAX: u64 = 32 << 20;
 
@@ -261,6 +265,26 @@ impl Config {
         (id("uid").unwrap_or(0), id("gid").unwrap_or(0))
     }
 
+    /// Refuses ids of `process.user` that are none.
+    pub fn check_user_ids(&self) -> Result<(), SpecError> {
+        let more = self.at("/process/user/additionalGids").and_then(Value::as_array);
+        let named = ["uid", "gid"].map(|name| self.at(&format!("/process/user/{name}")));
+        let mut ids = named.into_iter().flatten().chain(more.into_iter().flatten());
+        match ids.find(|id| id.as_u64().is_none_or(|n| n >= NO_ID.into())) {
+            Some(id) => {
+                Err(SpecError::Field { field: "process.user", why: format!("{id} is no id of a user or group") })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What the container's process has that its execs take from it.
+    pub fn inherited(&self) -> Result<Inherited, SpecError> {
+        let process = self.at("/process").cloned().unwrap_or_default();
+        let wrong = |err: serde_json::Error| SpecError::Field { field: "process", why: err.to_string() };
+        Ok(Inherited::from(&serde_json::from_value(process).map_err(wrong)?))
+    }
+
     /// `linux.cgroupsPath`, if not empty.
     pub fn cgroups_path(&self) -> Option<&str> {
         self.text("/linux/cgroupsPath").filter(|p| !p.is_empty())
@@ -372,6 +396,26 @@ impl Mount {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    /// The kernel takes the largest number for "unchanged": such a process would have stayed root.
+    #[test]
+    fn ids_that_are_none_are_refused() {
+        let check = |user: Value| Config::from_value(json!({"process": {"user": user}})).check_user_ids();
+        for fine in [json!({}), json!({"uid": 0, "gid": 4294967294u32, "additionalGids": [1, 2]})] {
+            check(fine).unwrap();
+        }
+        for bad in [
+            json!({"uid": 4294967295u32}),
+            json!({"uid": 1, "gid": 4294967295u32}),
+            json!({"uid": 1, "gid": 1, "additionalGids": [5, 4294967295u32]}),
+            json!({"uid": 4294967296u64}),
+            json!({"uid": -1}),
+            json!({"gid": "root"}),
+        ] {
+            let err = check(bad.clone()).unwrap_err().to_string();
+            assert!(err.starts_with("invalid process.user"), "{bad}: {err}");
+        }
+    }
 
     #[test]
     fn ids_are_mapped_only_through_a_namespace_of_its_own() {

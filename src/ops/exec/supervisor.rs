@@ -67,16 +67,8 @@ pub(super) fn run(
     // A read-only root has nothing to layer.
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
-    let cgroup = ExecCgroup::create(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
-    let setup = Setup { id, mode, mounts };
-    let exec = match begin(&store, &container, &prepared, &described, setup, &cgroup) {
-        Ok(exec) => exec,
-        Err(err) => {
-            // The first error is the one to tell.
-            let _ = cgroup.remove();
-            return Err(err);
-        }
-    };
+    let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
+    let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
     let launched = launch(&exec, &prepared, described, pidfd, cgroup);
     let (running, terminal) = match launched {
         Ok(launched) => launched,
@@ -193,6 +185,8 @@ fn launch(
         stdio,
         preserve_fds: prepared.request.preserve_fds,
     };
+    // Not before the exec's row, by which `recover` finds them.
+    cgroup.create()?;
     let running = spawn(plan, own_pids, cgroup)?;
     let terminal =
         terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;

@@ -21,7 +21,7 @@ pub const KILL_PATIENCE: Duration = Duration::from_secs(30);
 /// An exec's groups.
 #[derive(Debug)]
 pub struct ExecCgroup {
-    /// Directories made for this exec.
+    /// Directories of this exec alone.
     own: Vec<CgroupDir>,
     /// Directories of the container that the command joins besides.
     joined: Vec<PathBuf>,
@@ -43,9 +43,10 @@ pub struct Usage {
 }
 
 impl ExecCgroup {
-    /// Makes the groups, named `name`, below the container's (`sub` is runc's `--cgroup`: a group below the container's).
-    pub fn create(container: &[CgroupDir], sub: Option<&Path>, name: &str) -> Result<ExecCgroup, ExecError> {
-        let mut made = ExecCgroup { own: Vec::new(), joined: Vec::new() };
+    /// Finds where the groups, named `name`, go below the container's (`sub` is runc's `--cgroup`: a group below the
+    /// container's). Makes nothing: whoever cleans up after a killed supervisor must know of them first.
+    pub fn plan(container: &[CgroupDir], sub: Option<&Path>, name: &str) -> Result<ExecCgroup, ExecError> {
+        let mut plan = ExecCgroup { own: Vec::new(), joined: Vec::new() };
         for dir in container {
             let base = match sub {
                 Some(sub) => dir.path.join(sub.strip_prefix("/").unwrap_or(sub)),
@@ -61,17 +62,28 @@ impl ExecCgroup {
             let owns = dir.is_v2() || OWN.iter().any(|name| dir.has(name));
             // A new cpuset group is unusable until its parent's masks are copied into it.
             if owns && !dir.has("cpuset") {
-                let path = base.join(name);
-                std::fs::DirBuilder::new().mode(0o755).create(&path).map_err(failed("make cgroup", &path))?;
-                made.own.push(CgroupDir { controllers: dir.controllers.clone(), path });
+                plan.own.push(CgroupDir { controllers: dir.controllers.clone(), path: base.join(name) });
             } else {
-                made.joined.push(base);
+                plan.joined.push(base);
             }
         }
-        Ok(made)
+        Ok(plan)
     }
 
-    /// Directories made for this exec, for whoever has to clean up after a killed supervisor.
+    /// Makes the groups. On failure those that were made are removed.
+    pub fn create(&self) -> Result<(), ExecError> {
+        for CgroupDir { path, .. } in &self.own {
+            let made = std::fs::DirBuilder::new().mode(0o755).create(path).map_err(failed("make cgroup", path));
+            if let Err(err) = made {
+                // The first error is the one to tell.
+                let _ = self.remove();
+                return Err(err.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The exec's own directories, for whoever has to clean up after a killed supervisor.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.own.iter().map(|dir| dir.path.clone()).collect()
     }
@@ -158,6 +170,22 @@ fn in_proportion(total: u64, a: u64, b: u64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They were made before their exec had its row: a kill -9 between the two left them for ever.
+    #[test]
+    fn groups_are_known_before_they_are_made() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().to_owned();
+        let container = [CgroupDir { controllers: "pids".into(), path: path.clone() }];
+        let plan = ExecCgroup::plan(&container, None, "x").unwrap();
+        assert_eq!(plan.paths(), [path.join("x")]);
+        assert!(!path.join("x").exists());
+        plan.create().unwrap();
+        assert!(path.join("x").is_dir());
+        // A second one of that name fails, and there is nothing of it.
+        plan.create().unwrap_err();
+        plan.remove().unwrap();
+    }
 
     #[test]
     fn proportions() {

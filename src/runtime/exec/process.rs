@@ -1,5 +1,7 @@
 //! From the process that an engine describes to the plan that the child carries out.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -10,6 +12,7 @@ use oci_spec::runtime::{
 use super::ExecError;
 use crate::init::User;
 use crate::policy::capabilities::{self, Sets};
+use crate::spec::NO_ID;
 use crate::sys::attributes::SchedAttr;
 
 /// The parts of a plan that come from the engine's process alone.
@@ -52,6 +55,9 @@ pub fn describe(process: &Process) -> Result<Described, ExecError> {
     }
     let user =
         User { uid: user.uid(), gid: user.gid(), groups: user.additional_gids().clone().unwrap_or_default(), umask };
+    if let Some(id) = [user.uid, user.gid].iter().chain(&user.groups).find(|id| **id == NO_ID) {
+        return Err(ExecError::Invalid { field: "process.user", value: id.to_string() });
+    }
     let rlimits = process.rlimits().iter().flatten().map(|l| (rlimit(l.typ()), l.soft(), l.hard())).collect();
     let size = process.console_size().filter(|s| s.height() > 0 && s.width() > 0);
     Ok(Described {
@@ -75,10 +81,15 @@ fn last_value_wins(env: Vec<CString>) -> Vec<CString> {
         pair.to_bytes().split(|b| *b == b'=').next().unwrap_or_default()
     }
     let mut kept: Vec<CString> = Vec::with_capacity(env.len());
+    // A command may have very many; the map's keys are copies, as `kept` changes under them.
+    let mut places: HashMap<Vec<u8>, usize> = HashMap::with_capacity(env.len());
     for pair in env {
-        match kept.iter_mut().find(|old| name(old) == name(&pair)) {
-            Some(old) => *old = pair,
-            None => kept.push(pair),
+        match places.entry(name(&pair).to_vec()) {
+            Entry::Occupied(place) => kept[*place.get()] = pair,
+            Entry::Vacant(place) => {
+                place.insert(kept.len());
+                kept.push(pair);
+            }
         }
     }
     kept
@@ -171,6 +182,13 @@ mod tests {
             (r#"{"user":{"uid":0,"gid":0},"cwd":"/"}"#, "process args cannot be empty"),
             (r#"{"user":{"uid":0,"gid":0},"cwd":"x","args":["a"]}"#, "Cwd must be an absolute path"),
             (r#"{"user":{"uid":0,"gid":0},"cwd":"/","args":["a\u0000b"]}"#, "process.args: a string has a NUL byte"),
+            // The kernel takes it for "unchanged": the command would have run as root.
+            (r#"{"user":{"uid":4294967295,"gid":0},"cwd":"/","args":["a"]}"#, "process.user: invalid value 4294967295"),
+            (r#"{"user":{"uid":5,"gid":4294967295},"cwd":"/","args":["a"]}"#, "process.user: invalid value 4294967295"),
+            (
+                r#"{"user":{"uid":5,"gid":5,"additionalGids":[4294967295]},"cwd":"/","args":["a"]}"#,
+                "process.user: invalid value 4294967295",
+            ),
         ] {
             assert_eq!(describe(&process(json)).unwrap_err().to_string(), text, "{json}");
         }
