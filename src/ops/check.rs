@@ -101,7 +101,8 @@ impl Judge {
     /// What to do about a failure; `since` is the Linux version that has the call.
     fn remedy(&self, failure: &Failure, since: &str) -> Option<String> {
         match failure.errno {
-            Some(libc::ENOSYS) => Some(format!("run Linux {since} or later")),
+            // A flag that an older kernel does not know is an invalid argument to it.
+            Some(libc::ENOSYS | libc::EINVAL) => Some(format!("run Linux {since} or later")),
             Some(libc::EPERM | libc::EACCES) if !self.root => Some("run it as root".into()),
             Some(libc::EPERM | libc::EACCES) => Some(
                 "allow it: root here lacks a capability, or a seccomp filter or security module (of a container \
@@ -140,9 +141,10 @@ impl Judge {
             Some(dir) => format!("{} will be made; tried in {}", store.root.display(), dir.display()),
             None => store.root.display().to_string(),
         };
+        let elsewhere = "choose a directory of your own on ext4, xfs or btrfs: --store, AGENTSBX_STORE";
         let mut open = self.needed("store", &store.open, &place, "5.12");
         if open.state == State::Absent {
-            open.remedy = Some("choose a directory of your own on ext4, xfs or btrfs: --store, AGENTSBX_STORE".into());
+            open.remedy = Some(elsewhere.into());
         }
         let findings = match &store.findings {
             Ok(list) if list.is_empty() => feature("store integrity", State::Enforced, "nothing is wrong", None),
@@ -154,14 +156,21 @@ impl Judge {
             }
             Err(failure) => feature("store integrity", State::Absent, failure.text.clone(), None),
         };
-        let overlay = self.needed(
+        let mut overlay = self.needed(
             "overlay on the store",
             &store.overlay,
             "a layer was mounted, written, and had its whiteout and opaque mark",
             "5.12",
         );
-        let xattr =
+        let mut xattr =
             self.needed("trusted.* attributes", &store.trusted_xattr, "opaque directories can be marked", "5.12");
+        for (told, tried) in [(&mut overlay, &store.overlay), (&mut xattr, &store.trusted_xattr)] {
+            // What overlayfs says of an upper directory on a filesystem that can't hold one.
+            let unfit = |f: &Failure| matches!(f.errno, Some(libc::EINVAL | libc::EOPNOTSUPP));
+            if tried.as_ref().is_err_and(unfit) {
+                told.remedy = Some(elsewhere.into());
+            }
+        }
         vec![open, findings, overlay, xattr]
     }
 
@@ -424,6 +433,7 @@ mod tests {
     fn the_remedy_follows_the_errno() {
         for (root, errno, want) in [
             (true, libc::ENOSYS, Some("run Linux 5.2 or later")),
+            (true, libc::EINVAL, Some("run Linux 5.2 or later")),
             (false, libc::EPERM, Some("run it as root")),
             (true, libc::EPERM, Some("allow it: ")),
             (true, libc::EIO, None),
@@ -436,6 +446,16 @@ mod tests {
                 remedy.is_some() == want.is_some() && remedy.unwrap_or("").starts_with(want.unwrap_or("")),
                 "{remedy:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_filesystem_that_holds_no_upper_is_to_be_left() {
+        let (features, mut store, cgroups) = all_there();
+        (store.overlay, store.trusted_xattr) = (fails(libc::EINVAL), fails(libc::EOPNOTSUPP));
+        let report = judge(&features, &store, &cgroups);
+        for name in ["overlay on the store", "trusted.* attributes"] {
+            assert!(named(&report, name).remedy.as_ref().unwrap().contains("--store"), "{name}");
         }
     }
 

@@ -133,7 +133,7 @@ fn expect(true_of_the_kernel: bool, otherwise: &str) -> Tried {
 #[derive(Debug)]
 pub struct Waiting {
     pid: i32,
-    _hold: OwnedFd,
+    hold: Option<OwnedFd>,
 }
 
 impl Waiting {
@@ -159,7 +159,7 @@ impl Waiting {
             }
             Fork::Parent(pid) => pid,
         };
-        let waiting = Waiting { pid, _hold: hold };
+        let waiting = Waiting { pid, hold: Some(hold) };
         drop(channel);
         let mut said = Vec::new();
         std::fs::File::from(listen).take(4096).read_to_end(&mut said).call("read", || "a waiting process".into())?;
@@ -174,6 +174,8 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        // It ends by itself now, should the signal be refused.
+        self.hold = None;
         // Our own child until it is reaped, here or by the test of it; else both calls find nobody.
         if let Ok(None) = process::peek(self.pid) {
             let _ = PidFd::of(self.pid).and_then(|pidfd| pidfd.send(libc::SIGKILL));
