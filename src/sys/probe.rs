@@ -97,11 +97,14 @@ impl Features {
 
 /// Tries `work` in a child, whose changes to itself end with it.
 fn child(work: fn() -> Tried) -> Tried {
-    let (exit, said) = in_child(|channel| match work() {
-        Ok(()) => 0,
-        Err(failure) => {
-            say(channel, &failure);
-            1
+    let (exit, said) = in_child(|channel| {
+        process::close_others_in_child(&[channel.as_fd()]);
+        match work() {
+            Ok(()) => 0,
+            Err(failure) => {
+                say(channel, &failure);
+                1
+            }
         }
     })?;
     match (exit.code, exit.signal) {
@@ -149,6 +152,7 @@ impl Waiting {
         let pid = match fork()? {
             Fork::Child => {
                 drop((hold, listen));
+                process::close_others_in_child(&[wait.as_fd(), channel.as_fd()]);
                 match first() {
                     Ok(()) => drop(channel),
                     Err(err) => say(channel, &err.into()),

@@ -174,6 +174,22 @@ pub fn close_in_child(fd: std::os::fd::RawFd) {
     unsafe { libc::close(fd) };
 }
 
+/// Closes every descriptor from 3 on that this forked child has from its parent, but `keep`; no value in the child may use
+/// one of them again. Without close_range(2) they stay open, as they would have without the call.
+pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
+    let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd() as u32).filter(|fd| *fd >= 3).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for end in keep.into_iter().chain([u32::MAX]) {
+        if first < end {
+            // SAFETY: close_range(2) takes three integers; by the contract no owner in this process touches the numbers
+            // afterwards.
+            unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) };
+        }
+        first = end.saturating_add(1);
+    }
+}
+
 /// Takes a variable out of this process's environment. The caller must be single-threaded.
 pub fn remove_env(name: &str) {
     // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
