@@ -16,6 +16,11 @@ pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
     for id in &recovered.containers {
         print(&format!("{id}: gone, its history dropped\n"));
     }
+    let more = recovered.failed.len().saturating_sub(1);
+    if let Some(first) = recovered.failed.into_iter().next() {
+        let more = if more == 0 { String::new() } else { format!(" (and {more} more failures)") };
+        anyhow::bail!("{}{more}", crate::error::chain(&first));
+    }
     if recovered.execs.is_empty() && recovered.containers.is_empty() {
         print("nothing to recover\n");
     }

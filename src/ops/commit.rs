@@ -111,6 +111,13 @@ pub fn touched_of(
     Ok(diff::touched(&found))
 }
 
+/// Keeps the paths that a layer touched beside it. Where that fails (the disk is full) [`touched_of`] looks again.
+pub fn remember_touched(store: &Store, layer: &LayerId, touched: &[Touched]) {
+    if let Err(err) = store.write_touched(layer, &diff::encode_touched(touched)) {
+        tracing::warn!(layer = %layer, error = %err, "the touched paths could not be kept");
+    }
+}
+
 fn refresh(
     store: &Store,
     container: &Container,

@@ -2,8 +2,10 @@
 
 use std::os::fd::AsFd;
 
+use super::commit::remember_touched;
 use super::{Context, OpsError, delete, publish, stack};
 use crate::diff::{self, Diff};
+use crate::id::{Generation, LayerId};
 use crate::report::End;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
@@ -38,20 +40,32 @@ pub struct Recovered {
     pub execs: Vec<Repaired>,
     /// Ids of containers that no runtime knows any more, and whose history was dropped.
     pub containers: Vec<String>,
+    /// What could not be repaired, and why; the rest was all the same.
+    pub failed: Vec<OpsError>,
 }
 
 /// Repairs all.
 pub fn all(context: &Context) -> Result<Recovered, OpsError> {
     let store = context.store()?;
-    let execs = store.abandoned(None)?.into_iter().map(|lost| repair(&store, lost)).collect::<Result<_, _>>()?;
-    let mut containers = Vec::new();
-    for container in store.containers()? {
-        if is_gone(&container)? {
-            delete::forget(&store, container.key)?;
-            containers.push(container.id.to_string());
+    let mut recovered = Recovered::default();
+    for lost in store.abandoned(None)? {
+        match repair(&store, lost) {
+            Ok(repaired) => recovered.execs.push(repaired),
+            Err(err) => recovered.failed.push(err),
         }
     }
-    Ok(Recovered { execs, containers })
+    for container in store.containers()? {
+        let dropped = match is_gone(&container) {
+            Ok(true) => delete::forget(&store, container.key).map(|()| true),
+            other => other,
+        };
+        match dropped {
+            Ok(true) => recovered.containers.push(container.id.to_string()),
+            Ok(false) => {}
+            Err(err) => recovered.failed.push(err),
+        }
+    }
+    Ok(recovered)
 }
 
 /// Whether the runtime's state of a container is gone (after a reboot, or a kill -9 in the middle of `delete`), or is of
@@ -65,6 +79,15 @@ fn is_gone(container: &Container) -> Result<bool, OpsError> {
     }
 }
 
+fn seal(store: &Store, container: &Container, layer: &LayerId, base: Generation) -> Result<Diff, OpsError> {
+    // The layer was mounted in the command's own mount namespace, which went with its last process.
+    let upper = open_dir(&store.upper(layer))?;
+    let lowers = stack::lowers_at(store, container, base)?;
+    let found = diff::seal(upper.as_fd(), &lowers.fds(), &stack::options_of(container))?;
+    remember_touched(store, layer, &diff::touched(&found));
+    Ok(found)
+}
+
 fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     let record = &lost.record;
     let ended = members::kill(&record.cgroups, KILL_PATIENCE)?;
@@ -73,23 +96,15 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         members::remove(&record.cgroups)?;
     }
     let container = store.container(record.container)?;
-    let mut found = Diff::default();
-    if let Some(layer) = &record.layer
-        && container.removed_ns.is_none()
-        && gone
-    {
-        // The layer was mounted in the command's own mount namespace, which went with its last process.
-        let upper = open_dir(&store.upper(layer))?;
-        let lowers = stack::lowers_at(store, &container, record.base)?;
-        match diff::seal(upper.as_fd(), &lowers.fds(), &stack::options_of(&container)) {
-            Ok(changes) => {
-                store.write_touched(layer, &diff::encode_touched(&diff::touched(&changes)))?;
-                found = changes;
-            }
-            // A root filesystem that the engine has unmounted: the layer is kept as it is.
-            Err(err) => tracing::warn!(exec = %record.id, error = %err, "layer could not be sealed"),
-        }
-    }
+    let sealed = match &record.layer {
+        Some(layer) if container.removed_ns.is_none() && gone => seal(store, &container, layer, record.base),
+        _ => Ok(Diff::default()),
+    };
+    let found = sealed.unwrap_or_else(|err| {
+        // A root filesystem that the engine has unmounted, say: the layer is kept as it is.
+        tracing::warn!(exec = %record.id, error = %err, "layer could not be sealed");
+        Diff::default()
+    });
     let end = End { kind: EndKind::Error, code: None, signal: None, message: Some("its supervisor was killed".into()) };
     let outcome = Outcome {
         ending: Ending::Abort,
@@ -119,8 +134,11 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     for released in finished.released {
         store.delete_layer(released)?;
     }
-    if container.removed_ns.is_none() {
-        publish::decided(store, &container, &record.id)?;
+    if container.removed_ns.is_none()
+        && let Err(err) = publish::decided(store, &container, &record.id)
+    {
+        // The row tells it too; a bundle that can't be written must not keep its container from being used.
+        tracing::warn!(exec = %record.id, error = %err, "the result could not be published");
     }
     lost.recovered()?;
     Ok(repaired)

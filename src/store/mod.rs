@@ -16,11 +16,13 @@ pub mod gc;
 mod generation;
 mod layer;
 mod lock;
+mod room;
 mod schema;
 #[cfg(test)]
 mod tests;
 mod trash;
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -76,13 +78,14 @@ impl Store {
     /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.
     pub fn open(root: &Path) -> Result<Store, StoreError> {
         let dir = open_root(root)?;
-        check_root(root, &dir)?;
+        let fs = check_root(root, &dir)?;
         for name in ["layers", "trash", "locks"] {
             match rustix::fs::mkdirat(&dir, name, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(e) => return Err(e).at("mkdir", &root.join(name)),
             }
         }
+        room::tend(dir.as_fd(), &fs);
         let path = root.join("db.sqlite");
         let mut conn = open_database(&path)?;
         conn.set_prepared_statement_cache_capacity(64);
@@ -199,7 +202,7 @@ fn unsuitable(magic: u64) -> Option<&'static str> {
     UNSUITABLE.iter().find(|(m, _)| *m == magic).map(|(_, name)| *name)
 }
 
-fn check_root(root: &Path, dir: &rustix::fd::OwnedFd) -> Result<(), StoreError> {
+fn check_root(root: &Path, dir: &rustix::fd::OwnedFd) -> Result<rustix::fs::StatFs, StoreError> {
     let fs = rustix::fs::fstatfs(dir).at("statfs", root)?;
     if let Some(filesystem) = unsuitable(fs.f_type as u64 & 0xffff_ffff) {
         return Err(StoreError::Filesystem { path: root.to_owned(), filesystem });
@@ -209,7 +212,7 @@ fn check_root(root: &Path, dir: &rustix::fd::OwnedFd) -> Result<(), StoreError> 
     if stat.st_uid != rustix::process::geteuid().as_raw() || mode & 0o077 != 0 {
         return Err(StoreError::NotPrivate { path: root.to_owned(), owner: stat.st_uid, mode });
     }
-    Ok(())
+    Ok(fs)
 }
 
 /// A path as the blob that the database holds.

@@ -59,10 +59,19 @@ struct Prepared {
     engine_exec: Option<String>,
 }
 
-/// Runs the command. Returns what this process exits with: 0 as soon as a detached command runs, else the command's code.
+/// An exec that has come as far as its caller waits for it.
+#[derive(Debug)]
+pub struct Done {
+    /// What this process exits with: 0 as soon as a detached command runs, else the command's code.
+    pub code: u8,
+    /// What failed after the command's end, and does not change its code.
+    pub warning: Option<OpsError>,
+}
+
+/// Runs the command.
 ///
 /// The process must be single-threaded and protected (`sys::exe::protect`).
-pub fn exec(context: &Context, request: Request) -> Result<u8, OpsError> {
+pub fn exec(context: &Context, request: Request) -> Result<Done, OpsError> {
     let prepared = prepare(context, request)?;
     if !prepared.request.detach {
         return supervisor::run(context, prepared, |_| Ok(()));
@@ -71,7 +80,8 @@ pub fn exec(context: &Context, request: Request) -> Result<u8, OpsError> {
     match sys("start the supervisor", fork())? {
         Fork::Parent(_) => {
             drop(theirs);
-            wait_for_start(&ours)
+            wait_for_start(&ours)?;
+            Ok(Done { code: 0, warning: None })
         }
         Fork::Child => {
             drop(ours);
@@ -105,6 +115,14 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     }
     if request.detach && terminal && request.console_socket.is_none() {
         return Err(crate::runtime::RuntimeError::ConsoleSocketMissing.into());
+    }
+    if let Some(path) = &request.result {
+        // Before the command runs; afterwards a failure can only be warned of.
+        let dir = path.parent().unwrap_or(path);
+        let missing = |source| OpsError::File { doing: "write", path: path.clone(), source };
+        if !std::fs::metadata(dir).map_err(missing)?.is_dir() {
+            return Err(missing(std::io::ErrorKind::NotADirectory.into()));
+        }
     }
     let settings = Settings::resolve(&context.config, &record.annotations, &mut process, &request.overrides)?;
     let engine_exec = request.pid_file.as_deref().and_then(engine_name);
@@ -141,7 +159,8 @@ fn detached(context: &Context, prepared: Prepared, channel: OwnedFd) -> u8 {
         Ok(())
     });
     match outcome {
-        Ok(code) => code,
+        // Nobody listens any more; the exec's row tells.
+        Ok(done) => done.code,
         Err(err) => {
             if let Some(fd) = channel {
                 let text = crate::error::chain(&err);
@@ -153,7 +172,7 @@ fn detached(context: &Context, prepared: Prepared, channel: OwnedFd) -> u8 {
     }
 }
 
-fn wait_for_start(channel: &OwnedFd) -> Result<u8, OpsError> {
+fn wait_for_start(channel: &OwnedFd) -> Result<(), OpsError> {
     let mut text = Vec::new();
     let mut buffer = [0u8; 4096];
     loop {
@@ -164,7 +183,7 @@ fn wait_for_start(channel: &OwnedFd) -> Result<u8, OpsError> {
             Err(_) => break,
         }
         if text.first() == Some(&STARTED) {
-            return Ok(0);
+            return Ok(());
         }
     }
     match text.split_first() {

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use super::{Prepared, sys};
+use super::{Done, Prepared, sys};
 use crate::diff::{self, Diff, Touched};
 use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
-use crate::ops::commit::{Conflict, onto_head};
+use crate::ops::commit::{Conflict, onto_head, remember_touched};
 use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
@@ -40,12 +40,13 @@ struct Exec<'a> {
     mounts: Vec<PathBuf>,
 }
 
-/// Runs one exec from begin to end; `started` is called once the command runs. The command's code.
+/// Runs one exec from begin to end; `started` is called once the command runs. The command's code, which nothing that
+/// fails after the command's end can change: what it leaves is repaired later.
 pub(super) fn run(
     context: &Context,
     prepared: Prepared,
     started: impl FnOnce(()) -> Result<(), OpsError>,
-) -> Result<u8, OpsError> {
+) -> Result<Done, OpsError> {
     let mut described = describe(&prepared.process)?;
     if let ProcessSource::Flags(flags) = &prepared.request.process {
         // JSON has no arguments that are not UTF-8; the command line does.
@@ -74,14 +75,15 @@ pub(super) fn run(
         Ok(launched) => launched,
         Err(err) => {
             let message = crate::error::chain(&err);
-            exec.never_ran(&prepared, &message)?;
+            // The first error is the one to tell; a row that stays is repaired by the next command.
+            let _ = exec.never_ran(&prepared, &message);
             return Err(err);
         }
     };
     if let Err(err) = announce(&prepared, started) {
         // Without its pid file no engine can know of it.
         abandon(running)?;
-        exec.never_ran(&prepared, &crate::error::chain(&err))?;
+        let _ = exec.never_ran(&prepared, &crate::error::chain(&err));
         return Err(err);
     }
     let watched = terminal.is_some();
@@ -90,12 +92,12 @@ pub(super) fn run(
     let command = running.pid;
     let ended = supervise(running, &limits, terminal)?;
     let code = ended.code;
-    exec.end(&prepared, &ended)?;
+    let warning = exec.end(&prepared, &ended).err();
     if !prepared.request.detach {
         // In the foreground nobody may be there to do it, and no engine waits for our order of events.
         sys("reap the command", crate::sys::process::wait(command, true))?;
     }
-    Ok(code)
+    Ok(Done { code, warning })
 }
 
 fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
@@ -273,15 +275,10 @@ impl Exec<'_> {
         self.conclude(told, finished)
     }
 
-    /// Seals the layer, decides what becomes of it, and writes that down.
+    /// Seals the layer, decides what becomes of it, and writes that down. Where that fails the layer is held.
     fn end(self, prepared: &Prepared, ended: &Ended) -> Result<(), OpsError> {
-        let diff = match &self.layer {
-            Some(layer) => {
-                let upper = open_dir(&self.store.upper(layer))?;
-                diff::seal(upper.as_fd(), &self.lowers()?.fds(), &stack::options(&self.mounts))?
-            }
-            None => Diff::default(),
-        };
+        // The command itself may have filled the store.
+        self.store.make_room();
         let mut told = Told {
             prepared,
             end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: None },
@@ -294,12 +291,34 @@ impl Exec<'_> {
                 written_bytes: None,
             },
             survivors: Some(u64::from(ended.survivors)),
-            diff,
+            diff: Diff::default(),
             conflict: None,
             finished_ns: now_ns(),
         };
-        let finished = self.dispose(&mut told, ended.all_gone)?;
-        self.conclude(told, finished)
+        let disposed = self.seal().and_then(|diff| {
+            told.diff = diff;
+            self.dispose(&mut told, ended.all_gone)
+        });
+        let (finished, failure) = match disposed {
+            Ok(finished) => (finished, None),
+            Err(err) => {
+                told.end.message = Some(format!("its changes could not be settled: {}", crate::error::chain(&err)));
+                let ending = if self.layer.is_some() { Ending::Abort } else { Ending::Shared };
+                // If not even this can be written, the next command repairs it.
+                match self.finish(&told, ending) {
+                    Ok(finished) => (finished, Some(err)),
+                    Err(_) => return Err(err),
+                }
+            }
+        };
+        self.conclude(told, finished)?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn seal(&self) -> Result<Diff, OpsError> {
+        let Some(layer) = &self.layer else { return Ok(Diff::default()) };
+        let upper = open_dir(&self.store.upper(layer))?;
+        Ok(diff::seal(upper.as_fd(), &self.lowers()?.fds(), &stack::options(&self.mounts))?)
     }
 
     fn dispose(&self, told: &mut Told<'_>, all_gone: bool) -> Result<Finished, OpsError> {
@@ -320,7 +339,7 @@ impl Exec<'_> {
             return self.finish(told, Ending::Discard);
         }
         let touched = diff::touched(&told.diff);
-        self.store.write_touched(layer, &diff::encode_touched(&touched))?;
+        remember_touched(self.store, layer, &touched);
         if self.mode == LayerMode::Hold {
             return self.finish(told, Ending::Hold);
         }
@@ -367,9 +386,7 @@ impl Exec<'_> {
 
     /// Everything after the transaction: files for engines and people, and what the layer leaves.
     fn conclude(self, told: Told<'_>, finished: Finished) -> Result<(), OpsError> {
-        if let Some(generation) = finished.generation {
-            squash::if_deep(self.store, self.container, generation)?;
-        }
+        let squashed = finished.generation.map_or(Ok(()), |g| squash::if_deep(self.store, self.container, g));
         let prepared = told.prepared;
         let (paths, reason) = told.conflict.map(|c| (c.paths, Some(c.reason))).unwrap_or_default();
         let document = ResultDocument {
@@ -393,10 +410,11 @@ impl Exec<'_> {
             survivors_killed: told.survivors,
             truncated: false,
         };
-        publish::ended(self.store, self.container, &document, prepared.request.result.as_deref())?;
-        for released in finished.released {
-            self.store.delete_layer(released)?;
-        }
-        Ok(self.lock.release()?)
+        let published = publish::ended(self.store, self.container, &document, prepared.request.result.as_deref());
+        // Whatever could not be told, what is needed no more goes.
+        let deleted: Result<Vec<()>, _> = finished.released.into_iter().map(|l| self.store.delete_layer(l)).collect();
+        self.lock.release()?;
+        deleted?;
+        published.and(squashed)
     }
 }

@@ -83,7 +83,8 @@ fn an_unprivileged_user_can_delete_a_hostile_layer() {
     let dir = tempfile::tempdir().unwrap();
     // The test binary where nobody can read it: the build directory may be private.
     let binary = dir.path().join("test");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    // By another process: a child of another test would inherit a descriptor open for writing, and keep it from running.
+    assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&binary).status().unwrap().success());
     std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
     let mut child = Command::new(&binary);
     child
