@@ -11,7 +11,7 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::ops::commit::{Conflict, onto_head, remember_touched};
 use crate::ops::presence::Presence;
-use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
+use crate::ops::{Context, OpsError, ProcessSource, publish, recover, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, mount_layer, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
@@ -20,7 +20,7 @@ use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
 use crate::store::{
-    Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
+    Begun, CommitInfo, Container, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
 use crate::sys::proc::PidFd;
 use crate::sys::{ns, socket};
@@ -55,12 +55,8 @@ pub(super) fn run(
     let record = &prepared.record;
     let _presence = Presence::announce(record)?;
     let store = context.store()?;
-    let key = record.store_key.map(ContainerKey);
     let missing = || OpsError::NotInStore(record.id.to_string(), store.root().to_owned());
-    let container = match store.container(key.ok_or_else(missing)?) {
-        Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Err(missing()),
-        other => other?,
-    };
+    let container = row_of(&store, record)?.ok_or_else(missing)?;
     recover::container(&store, container.key)?;
 
     let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
