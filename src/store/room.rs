@@ -35,7 +35,7 @@ impl Store {
 
 /// Makes or gives up the reserve in `dir`, as the free space of its file system asks for.
 pub(super) fn tend(dir: BorrowedFd<'_>, fs: &StatFs) {
-    let free = (fs.f_bavail as u64).saturating_mul(fs.f_bsize as u64);
+    let free = fs.f_bavail.saturating_mul(fs.f_bsize as u64);
     if free < LOW {
         // None there: somebody else has given it up.
         let _ = rustix::fs::unlinkat(dir, RESERVE, AtFlags::empty());

@@ -4,6 +4,7 @@ use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::{Done, Prepared, sys};
 use crate::diff::{self, Diff, Touched};
@@ -19,6 +20,7 @@ use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
+use crate::runtime::state::Record;
 use crate::store::{
     Begun, CommitInfo, Container, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
@@ -60,7 +62,7 @@ pub(super) fn run(
     recover::container(&store, container.key)?;
 
     let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
-    let mounts = view::submounts(record.pid)?;
+    let mounts = view::submounts(record.pid).map_err(|err| or_stopped(record, err.into()))?;
     // A read-only root has nothing to layer.
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
@@ -70,6 +72,7 @@ pub(super) fn run(
     let (running, terminal) = match launched {
         Ok(launched) => launched,
         Err(err) => {
+            let err = or_stopped(record, err);
             let message = crate::error::chain(&err);
             // The first error is the one to tell; a row that stays is repaired by the next command.
             let _ = exec.never_ran(&prepared, &message);
@@ -94,6 +97,25 @@ pub(super) fn run(
         sys("reap the command", crate::sys::process::wait(command, true))?;
     }
     Ok(Done { code, warning })
+}
+
+/// How long a first process may take from letting go of its namespaces to its end.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// What went wrong, unless that was because the container ended meanwhile: engines know that by runc's words.
+fn or_stopped(record: &Record, err: OpsError) -> OpsError {
+    // The command itself can't be run: that is what there is to tell.
+    if matches!(err, OpsError::Exec(ExecError::Start(_))) {
+        return err;
+    }
+    let until = Instant::now() + ENDING;
+    loop {
+        match record.init() {
+            Ok(None) => return OpsError::ExecStopped,
+            Ok(Some(_)) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            _ => return err,
+        }
+    }
 }
 
 fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
