@@ -177,3 +177,22 @@ fn a_rollback_meanwhile_is_a_conflict() {
     assert_eq!(result::disposition(second), "conflict", "{second}");
     bundle.sh("ls /late /n").expect(1);
 }
+
+/// A container of another store is told from the one that has its number here. Their layers were mixed up: the exec ran
+/// in the other's root filesystem, and `delete` dropped the other's history.
+#[test]
+fn stores_are_not_mixed_up() {
+    let env = Env::new();
+    let here = Bundle::running(&env);
+    here.sh("echo here >/x").expect(0);
+    let elsewhere = Env { store: env.dir.join("elsewhere"), root: env.root.clone(), dir: env.dir.clone() };
+    let there = Bundle::running(&elsewhere);
+    there.sh("echo there >/x").expect(0);
+    // Each is the first of its store.
+    let refused = env.run(["exec", &there.id, "cat", "/x"]).expect(255);
+    assert!(refused.stderr.contains("another --store"), "{}", refused.stderr);
+    env.ok(["delete", "--force", &there.id]);
+    assert_eq!(here.sh("cat /x").ok(), "here");
+    let told = elsewhere.ok(["recover"]);
+    assert!(told.contains("its history dropped"), "{told}");
+}

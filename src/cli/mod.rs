@@ -48,7 +48,7 @@ use crate::runtime::NAME;
 
 /// Open Container Initiative runtime with a writable layer of its own for every exec
 #[derive(Debug, Parser)]
-#[command(name = NAME, disable_version_flag = true, disable_help_subcommand = true)]
+#[command(name = NAME, disable_version_flag = true, disable_help_subcommand = true, args_override_self = true)]
 struct Cli {
     #[command(flatten)]
     global: GlobalArgs,
@@ -310,6 +310,18 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// As with Go's flags the last one counts: an engine's wrapper gives options before those of the engine itself.
+    #[test]
+    fn options_may_be_repeated() {
+        let line = "agentsbx --root /a --systemd-cgroup --log /x --root /b --log /y --systemd-cgroup exec --cwd /a -t \
+                    --env A=1 --cwd /b -t --env B=2 c1 true";
+        let matches = Cli::command().try_get_matches_from(line.split_whitespace()).unwrap();
+        assert_eq!(matches.get_one::<std::path::PathBuf>("root").unwrap().to_str(), Some("/b"));
+        let exec = matches.subcommand_matches("exec").unwrap();
+        assert_eq!(exec.get_one::<std::path::PathBuf>("cwd").unwrap().to_str(), Some("/b"));
+        assert_eq!(exec.get_many::<String>("env").unwrap().collect::<Vec<_>>(), ["A=1", "B=2"]);
     }
 
     #[test]

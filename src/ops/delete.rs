@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::presence::Absence;
-use super::{Context, OpsError, recover};
+use super::{Context, OpsError, recover, row_of};
 use crate::runtime::{DeleteRequest, Record, RuntimeError, Status, delete as remove};
 use crate::store::{ContainerKey, Store, StoreError};
 
@@ -34,12 +34,12 @@ pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<Runti
 
 fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Record>) -> Result<(), OpsError> {
     let store = context.store()?;
-    let key = match record.and_then(|record| record.store_key) {
-        Some(key) => Some(ContainerKey(key)),
+    let row = match record {
+        Some(record) if record.store_key.is_some() => row_of(&store, record)?,
         // A record that a kill -9 took away, or kept from being finished.
-        None => store.find_in(&std::path::absolute(&request.root).unwrap_or_default(), &request.id).ok().map(|c| c.key),
+        _ => store.find_in(&std::path::absolute(&request.root).unwrap_or_default(), &request.id).ok(),
     };
-    key.map_or(Ok(()), |key| forget(&store, key))
+    row.map_or(Ok(()), |row| forget(&store, row.key))
 }
 
 /// Drops a container's rows, then the layers that nothing else refers to. Execs that still run keep theirs to their end.

@@ -22,13 +22,29 @@ pub use error::OpsError;
 pub use process::{ProcessFlags, ProcessSource};
 
 use crate::config::Config;
-use crate::store::{Container, Store};
+use crate::runtime::state::Record;
+use crate::store::{Container, ContainerKey, Store, StoreError};
 
 /// What every use case needs.
 #[derive(Debug)]
 pub struct Context {
     /// The configuration.
     pub config: Config,
+}
+
+/// A container's row, by the key in its runtime's record; `None` if this store has none.
+///
+/// Keys are numbers from 1 on in every store: a key of another store's names some other container in this one.
+fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError> {
+    let Some(key) = record.store_key else { return Ok(None) };
+    match store.container(ContainerKey(key)) {
+        Ok(row) => {
+            Ok(Some(row)
+                .filter(|row| row.id == record.id && row.bundle == record.bundle && row.rootfs == record.rootfs))
+        }
+        Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => Ok(None),
+        Err(err) => Err(err.into()),
+    }
 }
 
 impl Context {

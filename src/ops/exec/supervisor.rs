@@ -4,6 +4,7 @@ use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::{Done, Prepared, sys};
 use crate::diff::{self, Diff, Touched};
@@ -11,7 +12,7 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::ops::commit::{Conflict, onto_head, remember_touched};
 use crate::ops::presence::Presence;
-use crate::ops::{Context, OpsError, ProcessSource, publish, recover, squash, stack};
+use crate::ops::{Context, OpsError, ProcessSource, publish, recover, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, layered_root, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
@@ -19,8 +20,9 @@ use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
+use crate::runtime::state::Record;
 use crate::store::{
-    Begun, CommitInfo, Container, ContainerKey, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
+    Begun, CommitInfo, Container, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
 use crate::sys::proc::PidFd;
 use crate::sys::{ns, socket};
@@ -55,16 +57,12 @@ pub(super) fn run(
     let record = &prepared.record;
     let _presence = Presence::announce(record)?;
     let store = context.store()?;
-    let key = record.store_key.map(ContainerKey);
     let missing = || OpsError::NotInStore(record.id.to_string(), store.root().to_owned());
-    let container = match store.container(key.ok_or_else(missing)?) {
-        Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Err(missing()),
-        other => other?,
-    };
+    let container = row_of(&store, record)?.ok_or_else(missing)?;
     recover::container(&store, container.key)?;
 
     let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
-    let mounts = view::submounts(record.pid)?;
+    let mounts = view::submounts(record.pid).map_err(|err| or_stopped(record, err.into()))?;
     // A read-only root has nothing to layer.
     let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
@@ -74,6 +72,7 @@ pub(super) fn run(
     let (running, terminal) = match launched {
         Ok(launched) => launched,
         Err(err) => {
+            let err = or_stopped(record, err);
             let message = crate::error::chain(&err);
             // The first error is the one to tell; a row that stays is repaired by the next command.
             let _ = exec.never_ran(&prepared, &message);
@@ -98,6 +97,25 @@ pub(super) fn run(
         sys("reap the command", crate::sys::process::wait(command, true))?;
     }
     Ok(Done { code, warning })
+}
+
+/// How long a first process may take from letting go of its namespaces to its end.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// What went wrong, unless that was because the container ended meanwhile: engines know that by runc's words.
+fn or_stopped(record: &Record, err: OpsError) -> OpsError {
+    // The command itself can't be run: that is what there is to tell.
+    if matches!(err, OpsError::Exec(ExecError::Start(_))) {
+        return err;
+    }
+    let until = Instant::now() + ENDING;
+    loop {
+        match record.init() {
+            Ok(None) => return OpsError::ExecStopped,
+            Ok(Some(_)) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            _ => return err,
+        }
+    }
 }
 
 fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
