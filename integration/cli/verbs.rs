@@ -115,3 +115,16 @@ fn state_carries_generation_and_diff() {
     let engine = std::fs::read_to_string(bundle.dir.join("config.engine.json")).expect("read config.engine.json");
     assert_eq!(serde_json::from_str::<serde_json::Value>(&engine).expect("JSON"), bundle.config);
 }
+
+/// A store that does not exist yet is made once, however many commands ask for it at the same time.
+#[test]
+fn a_new_store_can_be_opened_by_many_at_once() {
+    for _ in 0..10 {
+        let env = Env::new();
+        let commands: Vec<_> = (0..12).map(|_| env.cmd(["show", "no-such-container"]).spawn()).collect();
+        for command in commands {
+            let output = command.wait().expect(1);
+            assert!(output.stderr.contains("no-such-container"), "{}", output.stderr);
+        }
+    }
+}

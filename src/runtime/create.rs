@@ -230,7 +230,7 @@ fn build(
     };
     record.save()?;
     if !changed.is_empty() {
-        config.replace(engine, &bundle.path)?;
+        config.replace(&bundle.path)?;
     }
     prepare::prepare(&config, rootfs, &root)?;
 

@@ -114,7 +114,8 @@ pub fn restore(bundle: &Path) -> Result<(), SpecError> {
     };
     let filter = "/linux/seccomp";
     if now.clone().without_results() == made {
-        engine.store(bundle)?;
+        let path = bundle.join(CONFIG);
+        durable::rename(&bundle.join(ENGINE_CONFIG), &path).map_err(|source| SpecError::Write { path, source })?;
     } else if let (Some(theirs), true) =
         (engine.value.pointer(filter), now.value.pointer(filter) == made.pointer(filter))
     {
@@ -179,18 +180,19 @@ impl Config {
         durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
     }
 
-    /// Replaces `config.json` by this one, made from `engine`, which is kept beside.
-    pub fn replace(&self, engine: &Config, bundle: &Path) -> Result<(), SpecError> {
-        let write = |path: PathBuf, config: &Config| {
-            let json = |source| SpecError::Json { path: path.clone(), source };
-            let bytes = serde_json::to_vec(&config.value).map_err(json)?;
-            durable::replace_unsynced(&path, &bytes, 0o644).map_err(|source| SpecError::Write { path, source })
+    /// Replaces `config.json`, which the engine wrote, by this one made from it. The engine's is kept beside, byte for byte.
+    pub fn replace(&self, bundle: &Path) -> Result<(), SpecError> {
+        let put = |path: PathBuf, bytes: &[u8]| {
+            durable::replace_unsynced(&path, bytes, 0o644).map_err(|source| SpecError::Write { path, source })
         };
+        let path = bundle.join(CONFIG);
+        let engine = std::fs::read(&path).map_err(|source| SpecError::Read { path: path.clone(), source })?;
+        let ours = serde_json::to_vec(&self.value).map_err(|source| SpecError::Json { path, source })?;
         let dir = bundle.join("agentsbx");
         std::fs::create_dir_all(&dir).map_err(|source| SpecError::Write { path: dir, source })?;
-        write(bundle.join(ENGINE_CONFIG), engine)?;
-        write(bundle.join(MADE_CONFIG), self)?;
-        self.store(bundle)
+        put(bundle.join(ENGINE_CONFIG), &engine)?;
+        put(bundle.join(MADE_CONFIG), &ours)?;
+        put(bundle.join(CONFIG), &ours)
     }
 
     /// The configuration without the annotations that we write into it while the container lives.
@@ -435,7 +437,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let engine = Config::from_value(json!({"linux": {"seccomp": {"a": 1}}}));
         let made = Config::from_value(json!({"linux": {"seccomp": {"a": 2}, "cgroupsPath": "/x"}, "annotations": {}}));
-        made.replace(&engine, dir.path()).unwrap();
+        let text = serde_json::to_string_pretty(&engine.value).unwrap();
+        durable::replace_unsynced(&dir.path().join(CONFIG), text.as_bytes(), 0o644).unwrap();
+        made.replace(dir.path()).unwrap();
         (dir, engine, made)
     }
 
@@ -447,7 +451,8 @@ mod tests {
         annotated.store(dir.path()).unwrap();
         for _ in 0..2 {
             restore(dir.path()).unwrap();
-            assert_eq!(Config::load(dir.path()).unwrap(), engine);
+            let text = std::fs::read_to_string(dir.path().join(CONFIG)).unwrap();
+            assert_eq!(text, serde_json::to_string_pretty(&engine.value).unwrap(), "byte for byte");
             assert!(!dir.path().join(ENGINE_CONFIG).exists());
         }
     }

@@ -3,11 +3,12 @@
 //! docs/on-disk-format.md explains the tables; a change here is a new step there, here, and in the tests.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::StoreError;
 use super::error::{DbContext, IoContext};
+use super::{BUSY_LIMIT, StoreError};
 use crate::durable::fault;
 
 /// "asbx": marks a database as ours.
@@ -109,10 +110,7 @@ pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<
     }
     refuse_newer(path, version, known)?;
     if version == 0 {
-        // Persistent in the file; can't be changed inside a transaction.
-        let mode = conn
-            .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))
-            .during("switch to WAL mode")?;
+        let mode = switch_to_wal(conn)?;
         if mode != "wal" {
             return Err(StoreError::NoWal { path: path.to_owned(), mode });
         }
@@ -142,6 +140,24 @@ pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<
     tx.pragma_update(None, "user_version", known).during("set the format version")?;
     fault::step("commit migration").at("migrate", path)?;
     tx.commit().during("commit migration")
+}
+
+/// Persistent in the file; can't be changed inside a transaction, and SQLite asks no busy handler for it: of several that
+/// open a new store at once, all but one are told that it is locked.
+fn switch_to_wal(conn: &Connection) -> Result<String, StoreError> {
+    let begun = Instant::now();
+    loop {
+        let switched = conn.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0));
+        match switched {
+            Err(err) if is_busy(&err) && begun.elapsed() < BUSY_LIMIT => std::thread::sleep(Duration::from_millis(1)),
+            other => return other.during("switch to WAL mode"),
+        }
+    }
+}
+
+fn is_busy(err: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
+    matches!(err.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked))
 }
 
 fn refuse_newer(path: &Path, found: i64, known: i64) -> Result<(), StoreError> {

@@ -174,11 +174,12 @@ fn group(roots: &[CgroupDir], trial: &mut CgroupTrial) -> Tried {
         return Err(Failure { text: "no cgroup hierarchy is mounted".into(), errno: Some(libc::ENOENT) });
     }
     let name = format!("agentsbx-check-{}", std::process::id());
-    let made = ExecCgroup::create(roots, None, &name).map_err(exec_failure)?;
+    let made = ExecCgroup::plan(roots, None, &name).map_err(exec_failure)?;
     if made.paths().is_empty() {
         // What is mounted over the mount points hides them.
         return Err(Failure { text: "no cgroup hierarchy can be reached".into(), errno: Some(libc::ENOENT) });
     }
+    made.create().map_err(exec_failure)?;
     let outcome = in_group(&made, trial);
     let removed = made.remove().map_err(exec_failure);
     outcome.and(removed)

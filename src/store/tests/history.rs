@@ -28,7 +28,7 @@ fn containers_are_found_by_id_prefix_and_root() {
             "{missing:?}: {err}"
         );
     }
-    assert!(s.find("z").unwrap_err().to_string().contains("agentsbx list"));
+    assert!(s.find("z").unwrap_err().to_string().contains("agentsbx log"));
     assert_eq!(s.find_in(Path::new("/run/b"), &cid("xy")).unwrap().key, xy_b);
     assert!(s.find_in(Path::new("/run/c"), &cid("xy")).is_err());
     assert_eq!(s.containers().unwrap().len(), 4);

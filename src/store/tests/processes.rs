@@ -85,15 +85,23 @@ fn an_unprivileged_user_can_delete_a_hostile_layer() {
     let binary = dir.path().join("test");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
     std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).unwrap();
-    let output = Command::new(&binary)
+    let mut child = Command::new(&binary);
+    child
         .args(["--exact", "store::tests::processes::child", "--nocapture"])
         .env(ROLE, "drop a layer")
         .env(ROOT, dir.path().join("store"))
         .uid(65534)
         .gid(65534)
-        .current_dir("/")
-        .output()
-        .unwrap();
+        .current_dir("/");
+    // A test beside this one that forked while the copy was open for writing keeps it "busy" until it calls execve.
+    let output = loop {
+        match child.output() {
+            Err(err) if err.raw_os_error() == Some(libc::ETXTBSY) => {
+                std::thread::sleep(std::time::Duration::from_millis(5))
+            }
+            other => break other.unwrap(),
+        }
+    };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(dir.path().join("store/layers").is_dir(), "the child did nothing");
 }
@@ -106,6 +114,26 @@ fn spawn(role: &str, root: &Path) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
+}
+
+/// Sixteen at a time open a store that is not there yet, as the containers of a pod do after an installation.
+#[test]
+fn a_new_store_can_be_opened_by_many_at_once() {
+    for _ in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("store");
+        let gate = std::sync::Barrier::new(16);
+        std::thread::scope(|scope| {
+            let open = || {
+                gate.wait();
+                Store::open(&root).map(drop)
+            };
+            let opened: Vec<_> = (0..16).map(|_| scope.spawn(open)).collect();
+            for one in opened {
+                one.join().unwrap().unwrap();
+            }
+        });
+    }
 }
 
 #[test]
