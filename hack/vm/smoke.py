@@ -221,10 +221,10 @@ def host_is_what_is_meant():
 
 @case
 def check_says_ready():
-    report = json.loads(call(BIN, "check", "--json").out)
-    assert report["ready"], report
-    absent = [f for f in report["features"] if f["state"] == "absent"]
-    assert not [f for f in absent if f["needed"]], absent
+    report = json.loads(call(BIN, "check", "--json", code=None).out)
+    assert report["ready"], report["reason"]
+    absent = [f for f in report["features"] if f["state"] == "absent" and f["needed"]]
+    assert not absent, absent
     print("     fallback:", "; ".join(f"{f['name']}: {f['detail']}" for f in report["features"] if f["state"] != "enforced"))
 
 
@@ -278,7 +278,7 @@ def devices_are_denied(systemd):
     with Bundle(systemd, change=allow) as c:
         c.exec("mknod /tmp/disk b 254 0 && head -c 1 /tmp/disk >/dev/null")
         c.exec("mknod /tmp/disk b 254 0; echo x >/tmp/disk", code=1)
-        c.exec("mknod /tmp/other b 254 16", code=1)
+        c.exec("mknod /tmp/other b 254 16; head -c 1 /tmp/other", code=1)
 
 
 @both
@@ -487,7 +487,7 @@ class Docker:
 
     def __init__(self, *flags, args=("sleep", "100000")):
         Docker.count += 1
-        self.name = f"d{Docker.count}"
+        self.name = f"d{Docker.count}-{os.getpid()}"
         self.id = docker("run", "--detach", "--runtime", "agentsbx", "--name", self.name, *flags, IMAGE, *args).out.strip()
 
     def __enter__(self):
@@ -616,7 +616,8 @@ def podman_with_systemd():
 
 
 def main(names):
-    os.makedirs(WORK, exist_ok=True)
+    shutil.rmtree(WORK, ignore_errors=True)
+    os.makedirs(WORK)
     if os.path.exists(f"{HERE}/agentsbx"):
         shutil.copy(f"{HERE}/agentsbx", BIN)
     wanted = [(name, function) for name, function in CASES if not names or any(n in name for n in names)]
@@ -634,7 +635,7 @@ def main(names):
         except Exception as err:  # noqa: BLE001 - one case's failure is not the next one's
             failed.append(name)
             where = traceback.extract_tb(err.__traceback__)
-            line = next((f.lineno for f in where if f.filename == __file__ and f.name not in ("main",)), 0)
+            line = next((f.lineno for f in where if f.name not in ("main", "<lambda>", "call", "same")), 0)
             text = str(err) if isinstance(err, AssertionError) else f"{type(err).__name__}: {err}"
             print(f"FAIL {name} ({time.monotonic() - begun:.1f} s) line {line}: {text}", flush=True)
         else:
