@@ -619,7 +619,8 @@ def main(names):
     shutil.rmtree(WORK, ignore_errors=True)
     os.makedirs(WORK)
     if os.path.exists(f"{HERE}/agentsbx"):
-        shutil.copy(f"{HERE}/agentsbx", BIN)
+        shutil.copy(f"{HERE}/agentsbx", f"{BIN}.new")
+        os.rename(f"{BIN}.new", BIN)
     wanted = [(name, function) for name, function in CASES if not names or any(n in name for n in names)]
     # All of one driver's together: the daemon is restarted between.
     order = {"docker_systemd": 1, "docker_cgroupfs": 2, "podman": 3}

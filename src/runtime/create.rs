@@ -16,6 +16,7 @@ use libcontainer::syscall::syscall::SyscallType;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
 use super::members;
@@ -308,6 +309,12 @@ fn launch(
     })?;
     let placed = left.and_then(|()| cgroup::of_process(pid, all));
     let cgroups = cgroup::without_roots(placed?, all);
+    if !v1 && rustix::process::geteuid().is_root() {
+        // libcontainer as it is built here leaves devices alone on v2. Without root there is no right to do it, nor to
+        // make device nodes.
+        let rules = &config.value()["linux"]["resources"]["devices"];
+        cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))

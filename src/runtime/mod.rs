@@ -7,6 +7,7 @@ mod copyup;
 pub mod create;
 mod create_text;
 pub mod delete;
+mod devices;
 mod error;
 pub mod events;
 pub mod exec;
