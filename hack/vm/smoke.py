@@ -156,7 +156,7 @@ class Bundle:
                 "seccomp": {
                     "defaultAction": "SCMP_ACT_ALLOW",
                     "architectures": ["SCMP_ARCH_X86_64"],
-                    "syscalls": [{"names": ["mkdirat", "mkdir"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1,
+                    "syscalls": [{"names": ["chmod"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1,
                                   "args": [{"index": 1, "value": 0o701, "op": "SCMP_CMP_EQ"}]}],
                 },
             },
@@ -345,8 +345,8 @@ def survivors_are_killed(systemd):
 def confined(systemd):
     with Bundle(systemd) as c:
         same(c.exec("grep -E '^(Seccomp|NoNewPrivs):' /proc/self/status").out.split(), ["NoNewPrivs:", "1", "Seccomp:", "2"])
-        c.exec("mkdir -m 701 /no", code=1)
-        c.exec("mkdir -m 755 /yes")
+        c.exec("chmod 701 /root", code=1)
+        c.exec("chmod 755 /root")
 
 
 @both

@@ -240,7 +240,9 @@ mod tests {
         let most = program(json!([{"allow": true, "type": "a", "access": "rwm"},
             {"allow": false, "type": "b", "major": 8, "access": "w"}]))
         .unwrap();
-        assert!(run(&most, BLOCK, 8, 0, READ) && run(&most, CHAR, 10, 200, ALL) && !run(&most, BLOCK, 8, 1, READ | WRITE));
+        assert!(
+            run(&most, BLOCK, 8, 0, READ) && run(&most, CHAR, 10, 200, ALL) && !run(&most, BLOCK, 8, 1, READ | WRITE)
+        );
     }
 
     #[test]
@@ -261,7 +263,11 @@ mod tests {
         let many: Vec<Value> = (0..50)
             .map(|n| json!({"allow": n % 2 == 0, "type": "c", "major": n, "minor": n, "access": "rw"}))
             .collect();
-        for rules in [Value::Null, json!(many), json!([{"allow": true, "access": "rwm"}, {"allow": false, "type": "b", "access": "w"}])] {
+        for rules in [
+            Value::Null,
+            json!(many),
+            json!([{"allow": true, "access": "rwm"}, {"allow": false, "type": "b", "access": "w"}]),
+        ] {
             bpf::load_device_program(&program(rules).unwrap()).unwrap();
         }
     }

@@ -23,6 +23,7 @@ pub mod seccomp;
 mod start;
 pub mod state;
 pub mod stats;
+mod systemd;
 pub mod update;
 
 pub use create::{CreateRequest, create};
