@@ -253,8 +253,10 @@ impl Bus {
     pub fn connect() -> Result<Bus, BusError> {
         let socket = socket::connect(Path::new(SOCKET)).map_err(BusError::Connect)?;
         let bus = Bus { socket, serial: 0 };
-        // User id 0, in hexadecimal digits of its decimal digits.
-        bus.send(b"\0AUTH EXTERNAL 30\r\n")?;
+        // User id 0, in hexadecimal digits of its decimal digits. `BEGIN` goes along, as systemd's own clients do it: were it
+        // sent later, systemd could read the first call together with it, and would look at that call only when more
+        // comes.
+        bus.send(b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n")?;
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") {
             line.extend(bus.receive(1)?);
@@ -265,7 +267,6 @@ impl Bus {
         if !line.starts_with(b"OK ") {
             return Err(BusError::Protocol("authentication is refused"));
         }
-        bus.send(b"BEGIN\r\n")?;
         Ok(bus)
     }
 
