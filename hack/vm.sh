@@ -19,7 +19,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repository=$(dirname "$here")
 out=$repository/target/vm
 suite=bookworm
-packages=busybox-static,ca-certificates,conmon,containerd,crun,dbus,docker.io,e2fsprogs,git,initramfs-tools,iproute2,iptables
+packages=apparmor,busybox-static,ca-certificates,conmon,containerd,crun,dbus,docker.io,e2fsprogs,git,initramfs-tools,iproute2,iptables
 packages=$packages,kmod,linux-image-cloud-amd64,netavark,podman,procps,python3,runc,systemd,systemd-sysv,udev,uidmap,util-linux
 
 mkdir -p "$out"
