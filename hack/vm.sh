@@ -170,6 +170,37 @@ test | shell)
         boot payload.shell -serial mon:stdio
     fi
     ;;
+integration)
+    "$here/images.sh"
+    # Static, since the machine's C library need not be this one's.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    LIBSECCOMP_LIB_PATH=$(pkg-config --variable=libdir libseccomp)
+    export LIBSECCOMP_LIB_PATH LIBSECCOMP_LINK_TYPE=static
+    tests=$(cd "$repository" && RUSTFLAGS="-C target-feature=+crt-static" cargo test --quiet --target "$host" \
+        --test integration --no-run --message-format=json | python3 -c '
+import json, sys
+found = [m["executable"] for m in map(json.loads, sys.stdin) if m.get("profile", {}).get("test") and m.get("executable")]
+print(found[-1])')
+    install -m 755 "$(binary)" "$stage/agentsbx"
+    install -m 755 "$tests" "$stage/integration"
+    # The tests know the repository by the path that they were built at.
+    mkdir -p "$stage/repository/target/images"
+    (cd "$repository" && git ls-files -z hack src runtime-spec integration docs Cargo.toml README.md |
+        tar --null -T - -cf -) | tar -C "$stage/repository" -xf -
+    cp "$repository"/target/images/*.* "$stage/repository/target/images"
+    cat >"$stage/main" <<MAIN
+#!/bin/sh
+systemctl stop docker.socket docker.service containerd.service
+mkdir -p '$repository'
+cp -a /payload/repository/. '$repository'
+install -m 755 /payload/agentsbx /usr/local/bin/agentsbx
+cd '$repository'
+AGENTSBX_BIN=/usr/local/bin/agentsbx /payload/integration --test-threads 2 $* 2>&1 | tee /run/report
+sed -n 's/^test result: .* \([0-9]* passed\); \([0-9]* failed\);.*/\1, \2/p' /run/report
+MAIN
+    payload "$stage" 1500M
+    run
+    ;;
 *)
     sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
     exit 2
