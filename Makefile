@@ -4,13 +4,14 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: help setup demo check test install uninstall docs schema
+.PHONY: help setup demo check test test-vm install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
 	@echo 'make demo       build, and show the main things on a small root filesystem, without any engine'
 	@echo 'make check      formatting, lints, shell scripts'
 	@echo 'make test       every test: as root, with engines of their own'
+	@echo 'make test-vm    the same runtime on Debian 12 with systemd and cgroup v2, in an emulated machine: slow'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
 	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
@@ -36,6 +37,10 @@ test: setup
 	$(CARGO) test --lib --bins
 	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration
+
+test-vm:
+	@hack/deps.sh build
+	@hack/vm.sh
 
 docs:
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps

@@ -180,8 +180,8 @@ impl Judge {
             Err(failure) if failure.errno == Some(libc::EINVAL) => feature(
                 "overlay lowerdir+",
                 State::Fallback,
-                "an exec can have about 14 committed layers below it, not 500",
-                Some("run Linux 6.7 or later, or settle often"),
+                "all layers in one option string, some two hundred; stacks are merged long before",
+                Some("run Linux 6.7 or later"),
             ),
             tried => self.without("overlay lowerdir+", tried, "any depth of layers", "not to be told", "6.7"),
         };
@@ -258,14 +258,21 @@ impl Judge {
                 "cgroup pids",
                 "pids",
                 cgroups.usage.max_pids.is_some(),
-                "limit and highest count of processes",
+                if v1 {
+                    "limit and highest count of processes"
+                } else {
+                    "limit on processes; maxPids is null on cgroup v2"
+                },
                 "no limit on processes; maxPids is null",
             ),
             counts(
                 "cgroup memory",
                 "memory",
                 cgroups.usage.peak_memory.is_some(),
-                "limit, peak, and out-of-memory told apart",
+                match v1 {
+                    true => "limit, peak, and out-of-memory told apart",
+                    false => "limit, and out-of-memory told apart; peakMemoryBytes is null on cgroup v2",
+                },
                 "no memory limit; peakMemoryBytes is null; a kill for memory looks like any SIGKILL",
             ),
             counts(

@@ -16,6 +16,7 @@ use libcontainer::syscall::syscall::SyscallType;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
 use super::members;
@@ -23,6 +24,7 @@ use super::payload::Payload;
 use super::prepare;
 use super::seccomp;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
+use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
@@ -196,12 +198,52 @@ fn build(
     if v1 && !rustix::process::geteuid().is_root() {
         return Err(SpecError::Unsupported("containers without root need cgroup v2; this host has cgroup v1").into());
     }
+    if request.systemd_cgroup && systemd::is_for_us() {
+        let given = config.cgroups_path().unwrap_or_default();
+        let mount_point = all.first().map_or(Path::new("/sys/fs/cgroup"), |h| &h.mount_point);
+        let scope = systemd::Scope::start(given, id.as_str(), mount_point)?;
+        // libcontainer is given the scope's cgroup as any other: it would tell systemd less, and leave failed units.
+        config.value_mut()["linux"]["cgroupsPath"] = scope.path.to_string_lossy().into();
+        let dirs = cgroup::without_roots(cgroup::of_path(&scope.path, &all), &all);
+        let made =
+            build_in(request, id, bundle, dir, paths, Made { root, config, changed: true, all, scope: Some(scope) });
+        if made.is_err() {
+            // The failure is what is told. All processes have ended, and a scope without any ends by itself.
+            let _ = dirs.iter().try_for_each(|dir| systemd::stop(&dir.path));
+        }
+        return made;
+    }
+    build_in(request, id, bundle, dir, paths, Made { root, config, changed: !changed.is_empty(), all, scope: None })
+}
+
+/// What is ready before the container's record is.
+struct Made {
+    root: OwnedFd,
+    config: Config,
+    /// The configuration is not the engine's any more.
+    changed: bool,
+    all: Vec<Hierarchy>,
+    scope: Option<Scope>,
+}
+
+fn build_in(
+    request: &CreateRequest,
+    id: &ContainerId,
+    bundle: &Bundle,
+    dir: PathBuf,
+    paths: &Outputs,
+    made: Made,
+) -> Result<Record, RuntimeError> {
+    let Bundle { rootfs, engine, .. } = bundle;
+    let Made { root, config, changed, all, scope } = made;
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
         false => Vec::new(),
     };
-    cgroup::require_empty(&dirs)?;
+    if scope.is_none() {
+        cgroup::require_empty(&dirs)?;
+    }
 
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut record = Record {
@@ -229,12 +271,16 @@ fn build(
         dir,
     };
     record.save()?;
-    if !changed.is_empty() {
+    if changed {
         config.replace(&bundle.path)?;
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let started = launch(request, &record, bundle, &config, &root, &all, paths);
+    let started = launch(request, &record, bundle, &config, &root, &all, paths).and_then(|started| {
+        let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
+        scope.hand_over(&dir.path)?;
+        Ok(started)
+    });
     match started {
         Ok((pid, cgroups)) => {
             record.pid = pid;
@@ -308,6 +354,12 @@ fn launch(
     })?;
     let placed = left.and_then(|()| cgroup::of_process(pid, all));
     let cgroups = cgroup::without_roots(placed?, all);
+    if !v1 && rustix::process::geteuid().is_root() {
+        // libcontainer as it is built here leaves devices alone on v2. Without root there is no right to do it, nor to
+        // make device nodes.
+        let rules = &config.value()["linux"]["resources"]["devices"];
+        cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
@@ -325,7 +377,7 @@ fn first_process(
         .with_console_socket(paths.console_socket.clone())
         .with_preserved_fds(request.preserve_fds)
         .as_init(&record.bundle)
-        .with_systemd(request.systemd_cgroup)
+        .with_systemd(!record.cgroup_path.is_absolute())
         .with_detach(true)
         .with_no_pivot(request.no_pivot)
         .build()?;

@@ -10,6 +10,7 @@ use super::hooks;
 use super::members;
 use super::start::hooks_of;
 use super::state::{Record, Status};
+use super::systemd;
 use crate::id::ContainerId;
 use crate::spec;
 use crate::sys::proc::PidFd;
@@ -46,6 +47,10 @@ pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeEr
         }
     }
     cgroup::kill_all(&record.cgroups)?;
+    if record.systemd_cgroup && systemd::is_for_us() {
+        // Before its directory goes: systemd would not notice, and keep the scope.
+        record.cgroups.iter().try_for_each(|dir| systemd::stop(&dir.path))?;
+    }
     members::remove(&record.cgroups)?;
     remove_resctrl(&record);
     let warning =

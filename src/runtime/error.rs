@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::members::CgroupError;
 use super::state::Status;
+use super::systemd::SystemdError;
 use crate::error::{Classify, Kind};
 use crate::spec::SpecError;
 
@@ -107,6 +108,9 @@ pub enum RuntimeError {
     /// A cgroup could not be read, emptied or removed.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+    /// The container's scope.
+    #[error("systemd cgroup driver: {0}")]
+    Systemd(#[from] SystemdError),
     /// A value that cannot be.
     #[error("invalid {what}: {why}")]
     Invalid {
@@ -138,6 +142,7 @@ impl Classify for RuntimeError {
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
             E::Cgroup(err) => err.kind(),
+            E::Systemd(err) => err.kind(),
             E::Unsupported(_) => Kind::Unsupported,
         }
     }

@@ -7,6 +7,7 @@ mod copyup;
 pub mod create;
 mod create_text;
 pub mod delete;
+mod devices;
 mod error;
 pub mod events;
 pub mod exec;
@@ -22,6 +23,7 @@ pub mod seccomp;
 mod start;
 pub mod state;
 pub mod stats;
+mod systemd;
 pub mod update;
 
 pub use create::{CreateRequest, create};

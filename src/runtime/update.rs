@@ -9,6 +9,7 @@ use super::cgroup::CgroupDir;
 use super::error::{On, RuntimeError};
 use super::members;
 use super::state::{Record, Status};
+use super::systemd;
 use crate::id::ContainerId;
 
 /// The part of the runtime specification's `LinuxResources` that can be updated. Absent values are left as they are; so
@@ -102,6 +103,9 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
         let existing = write.files.iter().find(|f| f.exists());
         let Some(file) = existing.or(write.files.first()) else { continue };
         members::write(file, &write.value).on("write", file)?;
+    }
+    if record.systemd_cgroup && systemd::is_for_us() {
+        record.cgroups.iter().try_for_each(|dir| systemd::follow(&dir.path))?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! read like a line of strace.
 
 pub mod attributes;
+pub mod bpf;
 pub mod exe;
 pub mod fs;
 pub mod inside;

@@ -46,7 +46,8 @@ const SOURCE: &str = "agentsbx";
 /// Mounts an overlay that is attached nowhere yet. It goes away with the descriptor unless it is moved.
 ///
 /// `None` where the kernel does not take lower layers one by one (`lowerdir+`, Linux 6.7). In one string they could have
-/// 255 bytes together, so such a kernel is given all options by mount(2): see [`overlay_by_options`].
+/// 255 bytes together, so such a kernel is given all options by mount(2): see [`overlay_by_options`]. Linux 6.5 and 6.6
+/// say so when the option is given; older ones only at the end.
 pub fn overlay(parts: &Overlay<'_>) -> Result<Option<OwnedFd>, SysError> {
     let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).call("fsopen", || "overlay".into())?;
     let set = |key: &'static str, value: &str| {
@@ -69,12 +70,31 @@ pub fn overlay(parts: &Overlay<'_>) -> Result<Option<OwnedFd>, SysError> {
         rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")
             .call("fsconfig", || "overlay userxattr".into())?;
     }
-    rustix::mount::fsconfig_create(context.as_fd()).call("fsconfig", || {
-        format!("overlay create, {} lower layers{}", parts.lowers.len(), kernel_log(context.as_fd()))
-    })?;
+    match rustix::mount::fsconfig_create(context.as_fd()) {
+        Err(rustix::io::Errno::INVAL) if overlay_takes_any_option()? => return Ok(None),
+        created => created.call("fsconfig", || {
+            format!("overlay create, {} lower layers{}", parts.lowers.len(), kernel_log(context.as_fd()))
+        })?,
+    }
     rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
         .call("fsmount", || "overlay".into())
         .map(Some)
+}
+
+/// Whether overlayfs looks at its options only when it is mounted (before Linux 6.5): then it takes one that is not there.
+fn overlay_takes_any_option() -> Result<bool, SysError> {
+    let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).call("fsopen", || "overlay".into())?;
+    Ok(rustix::mount::fsconfig_set_flag(context.as_fd(), "no-such-option").is_ok())
+}
+
+/// Whether overlayfs takes its lower directories one a call.
+pub fn overlay_takes_lower_one_by_one() -> Result<(), SysError> {
+    let on = || "overlay lowerdir+=/".to_owned();
+    if overlay_takes_any_option()? {
+        return Err(SysError::new("fsconfig", on(), rustix::io::Errno::INVAL));
+    }
+    let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).call("fsopen", || "overlay".into())?;
+    rustix::mount::fsconfig_set_string(context.as_fd(), "lowerdir+", "/").call("fsconfig", on)
 }
 
 /// The options of an overlay as mount(2) takes them: at most a page, which is enough for some two hundred layers.

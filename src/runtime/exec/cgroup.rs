@@ -2,7 +2,10 @@
 //! and what it used can be read.
 //!
 //! On v1 the exec gets a child in the hierarchies that count or kill (freezer, pids, memory, cpuacct) and joins the
-//! container's own group in the others; on v2 there is one hierarchy.
+//! container's own group in the others; on v2 there is one hierarchy. There the exec's group has no controllers: the
+//! kernel gives a group's children none as long as the group itself has processes, as the container's has its first one.
+//! So memory and processes are counted for the whole container only, which tells that something was killed for want of
+//! memory, but not how much one exec used.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +28,8 @@ pub struct ExecCgroup {
     own: Vec<CgroupDir>,
     /// Directories of the container that the command joins besides.
     joined: Vec<PathBuf>,
+    /// On v2, the container's directory and how many of its processes had been killed for want of memory before.
+    killed_before: Option<(PathBuf, u64)>,
 }
 
 /// What a group counted; `None` where the kernel can't tell.
@@ -46,7 +51,7 @@ impl ExecCgroup {
     /// Finds where the groups, named `name`, go below the container's (`sub` is runc's `--cgroup`: a group below the
     /// container's). Makes nothing: whoever cleans up after a killed supervisor must know of them first.
     pub fn plan(container: &[CgroupDir], sub: Option<&Path>, name: &str) -> Result<ExecCgroup, ExecError> {
-        let mut plan = ExecCgroup { own: Vec::new(), joined: Vec::new() };
+        let mut plan = ExecCgroup { own: Vec::new(), joined: Vec::new(), killed_before: None };
         for dir in container {
             let base = match sub {
                 Some(sub) => dir.path.join(sub.strip_prefix("/").unwrap_or(sub)),
@@ -58,6 +63,9 @@ impl ExecCgroup {
                 }
                 // A hierarchy that the container was not put into.
                 continue;
+            }
+            if dir.is_v2() {
+                plan.killed_before = killed_for_memory(&dir.path).map(|count| (dir.path.clone(), count));
             }
             let owns = dir.is_v2() || OWN.iter().any(|name| dir.has(name));
             // A new cpuset group is unusable until its parent's masks are copied into it.
@@ -116,10 +124,6 @@ impl ExecCgroup {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-        let field = |path: PathBuf, key: &str| {
-            let text = std::fs::read_to_string(path).ok()?;
-            text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
-        };
         for group in &self.own {
             let dir = &group.path;
             let has = |name: &str| group.is_v2() || group.has(name);
@@ -128,7 +132,7 @@ impl ExecCgroup {
                 usage.user_ns = usage.user_ns.or_else(|| micro("user_usec"));
                 usage.system_ns = usage.system_ns.or_else(|| micro("system_usec"));
                 usage.peak_memory = usage.peak_memory.or_else(|| number(dir.join("memory.peak")));
-                usage.oom_kills = usage.oom_kills.or_else(|| field(dir.join("memory.events"), "oom_kill"));
+                usage.oom_kills = usage.oom_kills.or_else(|| killed_for_memory(dir));
             } else {
                 if has("cpuacct")
                     && let Some(total) = number(dir.join("cpuacct.usage"))
@@ -148,6 +152,13 @@ impl ExecCgroup {
                 usage.max_pids = number(dir.join("pids.peak")).or(usage.max_pids);
             }
         }
+        if usage.oom_kills.is_none()
+            && let Some((dir, before)) = &self.killed_before
+        {
+            // Another exec of the container may have been the one. That this one's end is taken for a kill for memory
+            // needs its own SIGKILL besides.
+            usage.oom_kills = killed_for_memory(dir).map(|now| now.saturating_sub(*before));
+        }
         usage
     }
 
@@ -155,6 +166,17 @@ impl ExecCgroup {
     pub fn remove(&self) -> Result<(), ExecError> {
         Ok(members::remove(&self.own)?)
     }
+}
+
+/// The number after `key` in a file of lines `key number`.
+fn field(path: PathBuf, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
+}
+
+/// How many processes of a v2 group the kernel has killed for want of memory.
+fn killed_for_memory(dir: &Path) -> Option<u64> {
+    field(dir.join("memory.events"), "oom_kill")
 }
 
 /// Parts `total` as `a` is to `b`; all of it is the first part where both are 0.
@@ -185,6 +207,24 @@ mod tests {
         // A second one of that name fails, and there is nothing of it.
         plan.create().unwrap_err();
         plan.remove().unwrap();
+    }
+
+    /// The group of an exec on v2 has no memory controller, so each kill for memory was told as any SIGKILL.
+    #[test]
+    fn on_v2_the_containers_kills_for_memory_are_counted_from_the_execs_begin() {
+        let top = tempfile::tempdir().unwrap();
+        let kills = |n: u32| {
+            let text = format!("low 0\nmax {n}\noom {n}\noom_kill {n}\noom_group_kill 9\n");
+            crate::durable::replace_unsynced(&top.path().join("memory.events"), text.as_bytes(), 0o644).unwrap();
+        };
+        let container = [CgroupDir { controllers: String::new(), path: top.path().to_owned() }];
+        kills(3);
+        let plan = ExecCgroup::plan(&container, None, "x").unwrap();
+        plan.create().unwrap();
+        assert_eq!(plan.usage().oom_kills, Some(0));
+        kills(5);
+        assert_eq!(plan.usage().oom_kills, Some(2));
+        assert_eq!(plan.usage().peak_memory, None);
     }
 
     #[test]

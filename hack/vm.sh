@@ -1,0 +1,208 @@
+#!/bin/sh
+# Runs the runtime on what Debian 12 is: kernel 6.1, systemd as the first process, cgroup v2, Docker with the systemd
+# cgroup driver. The machine is emulated in software, so it runs anywhere, and slowly.
+#
+#   hack/vm.sh [test [NAME...]]   build the image (once), build the binary, boot, run hack/vm/smoke.py (or those of its
+#                                 cases whose name has NAME in it), tell how many passed
+#   hack/vm.sh integration [ARG]  the same for the integration tests, ARG... as for their binary
+#   hack/vm.sh shell              boot, and give a root shell on this terminal; the payload is at /payload
+#   hack/vm.sh image              only build the image
+#
+# AGENTSBX_BIN      a static binary to test instead of a fresh build
+# VM_TIMEOUT        seconds after which a boot is given up (default 2400)
+#
+# target/vm/base.ext4, vmlinuz, initrd.img   the image; remove them to have it built anew
+# target/vm/console.log, report.log          what the machine said in the last run
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+repository=$(dirname "$here")
+out=$repository/target/vm
+suite=bookworm
+packages=apparmor,busybox-static,ca-certificates,conmon,containerd,crun,dbus,docker.io,e2fsprogs,git,initramfs-tools,iproute2,iptables
+packages=$packages,kmod,linux-image-cloud-amd64,netavark,podman,procps,python3,runc,systemd,systemd-sysv,udev,uidmap,util-linux
+
+mkdir -p "$out"
+# One at a time: the images and the logs have fixed names.
+exec 9>"$out/.lock"
+flock 9
+
+need() {
+    missing=""
+    for pair in qemu-system-x86_64:qemu-system-x86 debootstrap:debootstrap mke2fs:e2fsprogs; do
+        command -v "${pair%%:*}" >/dev/null || missing="$missing ${pair#*:}"
+    done
+    [ -n "$missing" ] || return 0
+    [ "$(id -u)" = 0 ] || {
+        echo "missing Debian packages, install them as root:$missing" >&2
+        exit 1
+    }
+    echo "installing:$missing" >&2
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+image() {
+    [ -e "$out/base.ext4" ] && return
+    if [ -z "${http_proxy:-}" ]; then
+        proxy=""
+        eval "$(apt-config shell proxy Acquire::http::Proxy)"
+        [ -z "$proxy" ] || export http_proxy="$proxy"
+    fi
+    root=$out/root.build
+    rm -rf --one-file-system "$root"
+    echo "hack/vm.sh: building the machine's image, a few minutes" >&2
+    if ! debootstrap --variant=minbase --include="$packages" "$suite" "$root" \
+        "$(python3 "$here/mirror.py")" >"$out/debootstrap.log" 2>&1; then
+        tail -20 "$out/debootstrap.log" >&2
+        exit 1
+    fi
+    rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+    echo agentsbx-vm >"$root/etc/hostname"
+    echo '/dev/vda / ext4 defaults 0 1' >"$root/etc/fstab"
+    # Whoever has the machine's console is root on it.
+    chroot "$root" passwd -d root >/dev/null
+    mkdir -p "$root/payload"
+    # What the disk of the payload says is what the machine does; then it is switched off.
+    cat >"$root/etc/systemd/system/payload.service" <<'UNIT'
+[Unit]
+Description=What the machine was booted for
+After=docker.service containerd.service multi-user.target
+ConditionKernelCommandLine=!payload.shell
+
+[Service]
+Type=oneshot
+Delegate=yes
+ExecStart=/bin/sh /payload/main
+StandardOutput=file:/dev/ttyS1
+StandardError=inherit
+ExecStopPost=/bin/systemctl --no-block poweroff
+
+[Install]
+WantedBy=default.target
+UNIT
+    cat >"$root/etc/systemd/system/payload.mount" <<'UNIT'
+[Mount]
+What=/dev/vdb
+Where=/payload
+Type=ext4
+
+[Install]
+WantedBy=local-fs.target
+UNIT
+    mkdir -p "$root/etc/systemd/system/serial-getty@ttyS0.service.d"
+    # shellcheck disable=SC2016 # the unit expands it
+    printf '[Service]\nExecStart=\nExecStart=-/sbin/agetty -a root --keep-baud 115200 %%I $TERM\n' \
+        >"$root/etc/systemd/system/serial-getty@ttyS0.service.d/autologin.conf"
+    for unit in payload.service payload.mount; do
+        chroot "$root" systemctl --quiet enable "$unit"
+    done
+    # Timers that would run in the middle of it, and units that wait for what is not there.
+    for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer man-db.timer \
+        systemd-networkd-wait-online.service podman-auto-update.timer podman-restart.service; do
+        ln -sf /dev/null "$root/etc/systemd/system/$unit"
+    done
+    cp -L "$root"/boot/vmlinuz-* "$out/vmlinuz"
+    cp -L "$root"/boot/initrd.img-* "$out/initrd.img"
+    rm -f "$out/base.ext4.new"
+    mke2fs -q -t ext4 -L root -d "$root" "$out/base.ext4.new" 6G
+    rm -rf --one-file-system "$root"
+    mv "$out/base.ext4.new" "$out/base.ext4"
+}
+
+binary() {
+    [ -n "${AGENTSBX_BIN:-}" ] || AGENTSBX_BIN=$("$here/build-static.sh")
+    echo "$AGENTSBX_BIN"
+}
+
+# payload DIRECTORY SIZE: makes the second disk of it.
+payload() {
+    rm -f "$out/payload.ext4"
+    mke2fs -q -t ext4 -L payload -d "$1" "$out/payload.ext4" "$2"
+}
+
+# boot CMDLINE [QEMU-ARGUMENT...]: until it switches itself off. The disks stay as they are.
+boot() {
+    line=$1
+    shift
+    # shellcheck disable=SC2086 # KVM is an option or nothing
+    timeout --foreground "${VM_TIMEOUT:-2400}" qemu-system-x86_64 \
+        -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nodefaults -no-reboot -display none \
+        -kernel "$out/vmlinuz" -initrd "$out/initrd.img" \
+        -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 $line" \
+        -drive "file=$out/base.ext4,format=raw,if=virtio,snapshot=on,cache=unsafe" \
+        -drive "file=$out/payload.ext4,format=raw,if=virtio,snapshot=on,cache=unsafe" \
+        -device virtio-rng-pci "$@"
+}
+
+run() {
+    : >"$out/report.log"
+    rc=0
+    boot "" -serial "file:$out/console.log" -serial "file:$out/report.log" </dev/null || rc=$?
+    tr -d '\r' <"$out/report.log"
+    if [ "$rc" != 0 ]; then
+        echo "hack/vm.sh: the machine did not come to its end (code $rc); see $out/console.log" >&2
+        exit 1
+    fi
+    # The last line is the count; without it the run was cut off.
+    tr -d '\r' <"$out/report.log" | tail -n 1 | grep -qE '^[0-9]+ passed, 0 failed$'
+}
+
+need
+image
+stage=$(mktemp -d "$out/.stage.XXXXXX")
+trap 'rm -rf --one-file-system "$stage"' EXIT
+verb=${1:-test}
+[ $# -eq 0 ] || shift
+case $verb in
+image) ;;
+test | shell)
+    install -m 755 "$(binary)" "$stage/agentsbx"
+    "$here/images.sh" busybox
+    cp "$repository/target/images/busybox.tar" "$repository/target/images/busybox.image.tar" "$here/vm/smoke.py" \
+        "$here/register.py" "$stage"
+    printf '#!/bin/sh\nexec python3 /payload/smoke.py %s\n' "$*" >"$stage/main"
+    payload "$stage" 128M
+    if [ "$verb" = test ]; then
+        run
+    else
+        boot payload.shell -serial mon:stdio
+    fi
+    ;;
+integration)
+    "$here/images.sh"
+    # Static, since the machine's C library need not be this one's.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    LIBSECCOMP_LIB_PATH=$(pkg-config --variable=libdir libseccomp)
+    export LIBSECCOMP_LIB_PATH LIBSECCOMP_LINK_TYPE=static
+    tests=$(cd "$repository" && RUSTFLAGS="-C target-feature=+crt-static" cargo test --quiet --target "$host" \
+        --test integration --no-run --message-format=json | python3 -c '
+import json, sys
+found = [m["executable"] for m in map(json.loads, sys.stdin) if m.get("profile", {}).get("test") and m.get("executable")]
+print(found[-1])')
+    install -m 755 "$(binary)" "$stage/agentsbx"
+    install -m 755 "$tests" "$stage/integration"
+    # The tests know the repository by the path that they were built at.
+    mkdir -p "$stage/repository/target/images"
+    (cd "$repository" && git ls-files -z hack src runtime-spec integration docs Cargo.toml README.md |
+        tar --null -T - -cf -) | tar -C "$stage/repository" -xf -
+    cp "$repository"/target/images/*.* "$stage/repository/target/images"
+    cat >"$stage/main" <<MAIN
+#!/bin/sh
+systemctl stop docker.socket docker.service containerd.service
+mkdir -p '$repository'
+cp -a /payload/repository/. '$repository'
+install -m 755 /payload/agentsbx /usr/local/bin/agentsbx
+cd '$repository'
+AGENTSBX_BIN=/usr/local/bin/agentsbx /payload/integration --test-threads 2 $* 2>&1 | tee /run/report
+sed -n 's/^test result: .* \([0-9]* passed\); \([0-9]* failed\);.*/\1, \2/p' /run/report
+MAIN
+    payload "$stage" 1500M
+    run
+    ;;
+*)
+    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
