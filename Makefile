@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: help setup demo check test test-vm install uninstall docs schema
+.PHONY: clean help setup demo check test test-vm install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
@@ -50,6 +50,9 @@ schema:
 
 install:
 	@hack/install.sh install '$(PREFIX)' '$(DESTDIR)'
+
+clean:
+	$(CARGO) clean
 
 uninstall:
 	@hack/install.sh uninstall '$(PREFIX)' '$(DESTDIR)'

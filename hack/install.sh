@@ -24,6 +24,7 @@ podman=$dest/etc/containers/containers.conf.d/agentsbx.conf
 
 case $verb in
 install)
+    python3 "$here/register.py" check "$daemon"
     "$here/deps.sh" build
     built=$("$here/build-static.sh")
     install -D -m 755 "$built" "$dest$binary.new"
@@ -67,10 +68,12 @@ YAML
     echo "containerd: ctr run --runc-binary $binary …; for Kubernetes see $share"
     ;;
 uninstall)
-    python3 "$here/register.py" remove "$daemon"
+    failed=0
+    python3 "$here/register.py" remove "$daemon" || failed=1
     rm -f "$dest$binary" "$podman" "$share/containerd-1.toml" "$share/containerd-2.toml" "$share/runtimeclass.yaml"
     rmdir "$share" 2>/dev/null || true
     echo "uninstalled. Reload what knew it (systemctl reload docker); layers and history stay in /var/lib/agentsbx"
+    exit $failed
     ;;
 *)
     sed -n '2,12s/^# \{0,1\}//p' "$0" >&2

@@ -3,6 +3,7 @@
 
     register.py add DAEMON.JSON BINARY
     register.py remove DAEMON.JSON
+    register.py check DAEMON.JSON
 
 The file is replaced in one step; one that is no JSON object is left alone, with an error.
 """
@@ -25,6 +26,8 @@ def load(path):
         config = json.loads(text) if text.strip() else {}
     except ValueError as e:
         sys.exit(f"{path}: {e}; nothing was changed")
+    if isinstance(config, dict) and config.get("runtimes", {}) is None:
+        del config["runtimes"]
     if not isinstance(config, dict) or not isinstance(config.get("runtimes", {}), dict):
         sys.exit(f"{path}: not the JSON object that dockerd reads; nothing was changed")
     return config
@@ -81,5 +84,7 @@ if len(sys.argv) == 4 and sys.argv[1] == "add":
     add(sys.argv[2], sys.argv[3])
 elif len(sys.argv) == 3 and sys.argv[1] == "remove":
     remove(sys.argv[2])
+elif len(sys.argv) == 3 and sys.argv[1] == "check":
+    load(sys.argv[2])
 else:
     sys.exit(__doc__)

@@ -116,8 +116,25 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Exec {
     layer: Option<String>,
-    timeout: Option<String>,
+    timeout: Option<Number>,
     orphans: Option<String>,
+}
+
+/// A duration with or without a unit: `"5m"`, `300`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Bare(u64),
+    Text(String),
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Number::Bare(seconds) => seconds.fmt(f),
+            Number::Text(text) => text.fmt(f),
+        }
+    }
 }
 
 /// Reads the file, if there is one, and resolves it with the rest: flag before environment before file.
@@ -157,7 +174,7 @@ fn resolve(text: &str, path: &Path, sources: &Sources) -> Result<Config, ConfigE
         timeout: file
             .exec
             .timeout
-            .map(|t| t.parse())
+            .map(|t| t.to_string().parse())
             .transpose()
             .map_err(value("exec.timeout"))?
             .unwrap_or(default.timeout),
@@ -204,6 +221,8 @@ mod tests {
         let got = with("[exec]\nlayer = 'hold'\ntimeout = '5m'\norphans = 'wait'\n", &Sources::default()).unwrap();
         assert_eq!((got.layer, got.orphans), (LayerMode::Hold, Orphans::Wait));
         assert_eq!(got.timeout, Timeout(Some(Duration::from_secs(300))));
+        let bare = with("[exec]\ntimeout = 7\n", &Sources::default()).unwrap();
+        assert_eq!(bare.timeout, Timeout(Some(Duration::from_secs(7))));
         let unknown = with("[exec]\nlayr = 'hold'\n", &Sources::default()).unwrap_err();
         assert!(unknown.contains("line 2") && unknown.contains("layr"), "{unknown}");
         let bad = with("[exec]\nlayer = 'no'\n", &Sources::default()).unwrap_err();

@@ -23,9 +23,12 @@ pub struct Args {
     /// Counts by kind and by directory
     #[arg(long, group = "form")]
     stat: bool,
-    /// Paths only, one a line
+    /// Paths only, one a line, control characters as escapes
     #[arg(long, group = "form")]
     name_only: bool,
+    /// With --name-only: paths byte for byte, a NUL after each
+    #[arg(short = 'z', requires = "name_only")]
+    null: bool,
     /// A unified patch of text files
     #[arg(long, short, group = "form")]
     patch: bool,
@@ -47,10 +50,18 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&json!({ "summary": summary, "changes": changes }))?));
     } else if args.name_only {
-        let mut out = std::io::stdout().lock();
+        let mut text = Vec::new();
         for change in changes {
-            let _ = out.write_all(change.path.as_bytes()).and_then(|()| out.write_all(b"\n"));
+            if args.null {
+                text.extend_from_slice(change.path.as_bytes());
+                text.push(0);
+            } else {
+                // A name is whatever its maker wanted it to be; -z has it byte for byte.
+                text.extend_from_slice(render::visible(&change.path.to_string_lossy()).as_bytes());
+                text.push(b'\n');
+            }
         }
+        let _ = std::io::stdout().lock().write_all(&text);
     } else if args.patch {
         let mut text = Vec::new();
         compared.patch(&mut text)?;

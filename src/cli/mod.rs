@@ -48,7 +48,7 @@ use crate::runtime::NAME;
 
 /// Open Container Initiative runtime with a writable layer of its own for every exec
 #[derive(Debug, Parser)]
-#[command(name = NAME, disable_version_flag = true, disable_help_subcommand = true, args_override_self = true)]
+#[command(name = NAME, disable_version_flag = true, args_override_self = true)]
 struct Cli {
     #[command(flatten)]
     global: GlobalArgs,
@@ -130,6 +130,19 @@ impl Global {
     }
 
     /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
+    /// The same for what must work with a configuration that can't be read: then with the defaults, and the flags.
+    fn context_or_default(&self, warn: &mut dyn FnMut(&str)) -> Context {
+        self.context().unwrap_or_else(|err| {
+            warn(&format!("the defaults are used: {err:#}"));
+            let mut config = config::Config::default();
+            let env = || std::env::var_os("AGENTSBX_STORE").filter(|v| !v.is_empty()).map(PathBuf::from);
+            if let Some(store) = self.store.clone().or_else(env).filter(|path| path.is_absolute()) {
+                config.store = store;
+            }
+            Context { config }
+        })
+    }
+
     /// The configuration, and what use cases need besides.
     fn context(&self) -> anyhow::Result<Context> {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);

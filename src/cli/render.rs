@@ -301,6 +301,15 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
                 document.generation.base
             ),
         );
+    } else if document.disposition == Some(Disposition::Shared) {
+        row(
+            "layer",
+            format!("{}: none of its own, it ran in the root filesystem", disposition(paint, document.disposition)),
+        );
+    } else if document.disposition.is_some_and(Disposition::is_held) {
+        let told = disposition(paint, document.disposition);
+        let base = document.generation.base;
+        row("layer", format!("{told} (it saw generation {base}): kept until commit or discard"));
     } else if document.disposition.is_some() {
         row(
             "layer",
@@ -320,7 +329,12 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
     if let Some(n) = document.survivors_killed.filter(|n| *n > 0) {
         row("left running", format!("{n} {}, killed", if n == 1 { "process" } else { "processes" }));
     }
-    row("changes", summary(&document.summary));
+    let changes = match document.disposition {
+        None => "not known before it ends".to_owned(),
+        Some(Disposition::Shared) => "not recorded".to_owned(),
+        Some(_) => summary(&document.summary),
+    };
+    row("changes", changes);
     let mut out = table(&rows);
     for path in document.conflicts.iter().take(SHOWN) {
         let _ = writeln!(out, "{}", paint.text(Colour::Bad, &format!("! {}", visible(&path.to_string_lossy()))));

@@ -71,7 +71,7 @@ impl Default for Options {
             ignore: BTreeSet::new(),
             namespace: Namespace::Trusted,
             max_depth: 4096,
-            max_path_bytes: 512 << 20,
+            max_path_bytes: 128 << 20,
         }
     }
 }

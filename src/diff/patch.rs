@@ -122,20 +122,25 @@ impl Patcher<'_> {
                     .map_err(write)
             }
             Kind::Modified | Kind::Metadata => {
-                let unseen: Vec<String> = change
-                    .attributes
-                    .iter()
-                    .filter(|attribute| **attribute != Attribute::Mode || change.file_type == FileType::Directory)
-                    .map(ToString::to_string)
-                    .collect();
+                let old = read(&mut self.below, &change.path, self.limits.file_bytes)?;
+                let new = read(&mut self.above, &change.path, self.limits.file_bytes)?;
+                // git knows of a file's mode whether it can be run, and takes nothing else for a change.
+                let seen_by_git =
+                    old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.git_mode() != new.git_mode());
+                let told = |attribute: &Attribute| match (attribute, &old, &new) {
+                    (Attribute::Mode, _, _) if seen_by_git => None,
+                    (Attribute::Mode, Some(old), Some(new)) => {
+                        Some(format!("mode {:04o} -> {:04o}", old.mode, new.mode))
+                    }
+                    (other, _, _) => Some(other.to_string()),
+                };
+                let unseen: Vec<String> = change.attributes.iter().filter_map(told).collect();
                 if !unseen.is_empty() {
                     writeln!(out, "Metadata of {name} changed: {}", unseen.join(", ")).map_err(write)?;
                 }
-                if change.kind == Kind::Metadata && !change.attributes.contains(&Attribute::Mode) {
+                if change.kind == Kind::Metadata && !seen_by_git {
                     return Ok(());
                 }
-                let old = read(&mut self.below, &change.path, self.limits.file_bytes)?;
-                let new = read(&mut self.above, &change.path, self.limits.file_bytes)?;
                 match (old, new) {
                     (Some(old), Some(new)) => self.contents(&change.path, Some(&old), Some(&new), out),
                     _ if change.file_type == FileType::Directory => Ok(()),
@@ -157,7 +162,7 @@ impl Patcher<'_> {
         match (old, new) {
             (None, Some(new)) => writeln!(out, "new file mode {:06o}", new.git_mode()),
             (Some(old), None) => writeln!(out, "deleted file mode {:06o}", old.git_mode()),
-            (Some(old), Some(new)) if old.mode != new.mode => {
+            (Some(old), Some(new)) if old.git_mode() != new.git_mode() => {
                 writeln!(out, "old mode {:06o}\nnew mode {:06o}", old.git_mode(), new.git_mode())
             }
             _ => Ok(()),
@@ -206,7 +211,8 @@ impl Content {
     fn git_mode(&self) -> u32 {
         match self.file_type {
             FileType::Symlink => 0o120_000,
-            _ => 0o100_000 | self.mode,
+            _ if self.mode & 0o100 != 0 => 0o100_755,
+            _ => 0o100_644,
         }
     }
 }

@@ -222,7 +222,7 @@ impl Judge {
                     "{}: no systemd cgroup driver, no containers without root",
                     if v2 { "v1 with v2 beside it (hybrid)" } else { "v1 only" }
                 ),
-                Some("boot with systemd.unified_cgroup_hierarchy=1"),
+                None,
             ),
             (false, false) => feature("cgroup v2", State::Absent, "no cgroup hierarchy is mounted", None),
         };

@@ -92,7 +92,7 @@ pub struct UserIds {
 pub struct Generations {
     /// HEAD when it began: what it saw.
     pub base: Generation,
-    /// HEAD when its result was written: with `committed`, the generation that it made.
+    /// HEAD when this document was made: with `committed`, the generation that it made.
     pub head: Generation,
 }
 
@@ -116,9 +116,9 @@ pub struct End {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Usage {
-    /// From start to the command's end, nanoseconds.
+    /// From the start of the command's set-up in the container to its end, nanoseconds.
     pub wall_ns: Option<u64>,
-    /// CPU time in user mode of all its processes, nanoseconds.
+    /// CPU time in user mode of all its processes, its set-up included, nanoseconds.
     pub user_ns: Option<u64>,
     /// CPU time in the kernel, nanoseconds.
     pub system_ns: Option<u64>,

@@ -6,6 +6,7 @@ pub mod supervise;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::error::{Classify, Kind};
 use crate::init::MAX_ERROR;
@@ -93,6 +94,8 @@ pub struct Running {
     pub pidfd: PidFd,
     /// The groups of it and of what it starts.
     pub cgroup: ExecCgroup,
+    /// When it was let go.
+    pub started: Instant,
     signals: SignalFd,
 }
 
@@ -102,7 +105,7 @@ pub struct Running {
 /// namespace.
 pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result<Running, ExecError> {
     match try_spawn(plan, join_pid_namespace, &cgroup) {
-        Ok((pid, pidfd, signals)) => Ok(Running { pid, pidfd, cgroup, signals }),
+        Ok((pid, pidfd, signals, started)) => Ok(Running { pid, pidfd, cgroup, started, signals }),
         Err(err) => {
             // The error that is on its way says more than one about a directory that stays.
             let _ = cgroup.kill_all().and_then(|_| cgroup.remove());
@@ -118,7 +121,9 @@ pub fn abandon(running: Running) -> Result<(), ExecError> {
     running.cgroup.remove()
 }
 
-fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<(i32, PidFd, SignalFd), ExecError> {
+type Spawned = (i32, PidFd, SignalFd, Instant);
+
+fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<Spawned, ExecError> {
     let (ours, childs) = sys("make a channel to the command", socket::pair())?;
     // Before the fork: a command that ends at once must not end unseen.
     let signals = sys("take over the signals", SignalFd::block_all())?;
@@ -137,6 +142,7 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
     drop(plan);
     let started = sys("open the command", PidFd::of(pid)).and_then(|pidfd| {
         cgroup.add(pid)?;
+        let at = Instant::now();
         let go = rustix::net::send(&ours, &[1], rustix::net::SendFlags::NOSIGNAL);
         // A child that is gone already says nothing; what it did say is read below.
         if go.is_ok() {
@@ -145,10 +151,10 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
                 return Err(ExecError::Start(text));
             }
         }
-        Ok(pidfd)
+        Ok((pidfd, at))
     });
     match started {
-        Ok(pidfd) => Ok((pid, pidfd, signals)),
+        Ok((pidfd, at)) => Ok((pid, pidfd, signals, at)),
         Err(err) => {
             drop(ours);
             // Its own message, or the closed channel, has ended it; if not, this does.

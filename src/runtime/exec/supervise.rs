@@ -55,7 +55,7 @@ const TIMEOUT_CODE: u8 = 124;
 ///
 /// `terminal` is the master of its terminal, where this process passes on its own.
 pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -> Result<Ended, ExecError> {
-    let begun = Instant::now();
+    let begun = running.started;
     let mut relay = terminal.map(|master| sys("pass on the terminal", Relay::start(master))).transpose()?;
     let mut watch = Watch { running: &running, deadline: limits.timeout.map(|t| begun + t), terminated: None };
     let exit = watch.until_end(relay.as_mut())?;
