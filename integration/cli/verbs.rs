@@ -1,7 +1,7 @@
 //! agentsbx's own verbs: what they print, and how they refuse.
 
 use crate::support::bundle::Bundle;
-use crate::support::{Env, result};
+use crate::support::{Cmd, Env, result};
 
 /// `diff` in all its forms says the same.
 #[test]
@@ -126,5 +126,69 @@ fn a_new_store_can_be_opened_by_many_at_once() {
             let output = command.wait().expect(1);
             assert!(output.stderr.contains("no-such-container"), "{}", output.stderr);
         }
+    }
+}
+
+/// A name is whatever its maker wanted: no form of `diff` but `-z` sends its control characters to a terminal.
+#[test]
+fn names_of_paths_do_not_drive_the_terminal() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("touch \"$(printf '/\\033[31mred\\nline')\"").expect(0);
+    for form in [&["--name-only"][..], &[], &["--stat"], &["--patch"]] {
+        let shown = env.cmd(["diff", &bundle.id]).args(form).ok();
+        assert!(!shown.contains('\x1b'), "{form:?}: {shown:?}");
+    }
+    assert_eq!(env.ok(["diff", &bundle.id, "--name-only"]), r"/\u{1b}[31mred\nline");
+    assert_eq!(env.run(["diff", &bundle.id, "--name-only", "-z"]).expect(0).stdout, "/\u{1b}[31mred\nline\0");
+}
+
+/// A patch of changed modes and contents is one that git takes.
+#[test]
+fn git_takes_the_patch() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let before = env.dir.join("before");
+    std::fs::create_dir_all(before.join("etc")).expect("make a directory");
+    std::fs::copy(bundle.rootfs.join("etc/passwd"), before.join("etc/passwd")).expect("copy");
+    bundle.sh("chmod 600 /etc/passwd; echo new >/new; chmod 750 /new; echo 'x:x:9:9::/:' >>/etc/passwd").expect(0);
+    // Not the repository that these files lie in.
+    Cmd::new("git").args(["init", "--quiet"]).arg(&before).ok();
+    let patch = env.run(["diff", &bundle.id, "--patch"]).expect(0).stdout;
+    assert!(patch.contains("Metadata of /etc/passwd changed: mode 0644 -> 0600"), "{patch}");
+    Cmd::new("git").args(["-C"]).arg(&before).args(["apply", "-"]).stdin(patch.as_str()).ok();
+    assert_eq!(std::fs::read_to_string(before.join("new")).expect("read"), "new\n");
+    assert!(std::fs::read_to_string(before.join("etc/passwd")).expect("read").contains("x:x:9:9::/:"));
+}
+
+/// An engine gets rid of a container whatever the configuration has come to; what would run with other rules than its
+/// owner wrote does not run.
+#[test]
+fn a_broken_configuration_stops_execs_but_no_delete() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let config = env.dir.join("broken.toml");
+    std::io::Write::write_all(&mut std::fs::File::create(&config).expect("create"), b"[exec]\nlayr = 1\n")
+        .expect("write");
+    let with = |args: &[&str]| env.cmd(args).env("AGENTSBX_CONFIG", &config).run();
+    let refused = with(&["exec", &bundle.id, "true"]).expect(255);
+    assert!(refused.stderr.contains("layr"), "{}", refused.stderr);
+    with(&["kill", &bundle.id, "KILL"]).expect(0);
+    with(&["delete", "--force", &bundle.id]).expect(0);
+    assert!(env.run(["show", &bundle.id]).expect(1).stderr.contains("not found"));
+}
+
+/// The clock of an exec runs from the start of its command to its end.
+#[test]
+fn wall_time_is_that_of_the_command() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("sleep 0.3").expect(0);
+    let wall = bundle.show()["usage"]["wallNs"].as_u64().expect("a number");
+    assert!((300_000_000..5_000_000_000).contains(&wall), "{wall}");
+    for _ in 0..10 {
+        bundle.exec(["true"]).expect(0);
+        let usage = bundle.show()["usage"].clone();
+        assert!(usage["wallNs"].as_u64() > Some(100_000), "a process can't end sooner: {usage}");
     }
 }

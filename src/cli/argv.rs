@@ -43,7 +43,10 @@ pub fn normalise(argv: Vec<OsString>, root: &Command) -> Vec<OsString> {
             out.push(arg);
             continue;
         };
-        let long = format!("--{}", flag.get_long().unwrap_or_default());
+        let long = match (flag.get_long(), flag.get_short()) {
+            (None, Some(short)) => format!("-{short}"),
+            (long, _) => format!("--{}", long.unwrap_or_default()),
+        };
         if !matches!(flag.get_action(), ArgAction::Set | ArgAction::Append) {
             match value {
                 None | Some(b"true" | b"True" | b"TRUE" | b"t" | b"T" | b"1") => out.push(long.into()),
@@ -110,6 +113,7 @@ mod tests {
             ("run -no-subreaper --bundle B ID", "run --no-subreaper --bundle=B ID"),
             ("start -- --odd", "start -- --odd"),
             ("run -d --unknown ID", "run --detach --unknown ID"),
+            ("diff C -name-only -z", "diff C --name-only --null"),
             ("-v", "--version"),
             ("create --bundle", "create --bundle"),
         ] {

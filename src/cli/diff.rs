@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, group = "form")]
     name_only: bool,
     /// With --name-only: paths byte for byte, a NUL after each
-    #[arg(short = 'z', requires = "name_only")]
+    #[arg(long, short = 'z', requires = "name_only")]
     null: bool,
     /// A unified patch of text files
     #[arg(long, short, group = "form")]
