@@ -251,7 +251,10 @@ pub struct Bus {
 impl Bus {
     /// Connects as root.
     pub fn connect() -> Result<Bus, BusError> {
-        let socket = socket::connect(Path::new(SOCKET)).map_err(BusError::Connect)?;
+        Bus::over(socket::connect(Path::new(SOCKET)).map_err(BusError::Connect)?)
+    }
+
+    fn over(socket: OwnedFd) -> Result<Bus, BusError> {
         let bus = Bus { socket, serial: 0 };
         // User id 0, in hexadecimal digits of its decimal digits. `BEGIN` goes along, as systemd's own clients do it: were it
         // sent later, systemd could read the first call together with it, and would look at that call only when more
@@ -434,6 +437,57 @@ mod tests {
         assert_eq!(bytes[fields_end..], body.0);
         let read = answer(METHOD_CALL, &bytes[16..16 + length], &bytes[fields_end..]).unwrap();
         assert_eq!(read, Answer { kind: 1, to: 0, error: String::new(), message: String::new() });
+    }
+
+    /// systemd that read the first call together with `BEGIN` did not look at it.
+    #[test]
+    fn the_authentication_is_one_write_and_an_answer_is_found_among_signals() {
+        use std::io::{Read, Write};
+
+        let (ours, theirs) = socket::pair().unwrap();
+        let server = std::thread::spawn(move || {
+            let mut stream = std::os::unix::net::UnixStream::from(theirs);
+            let mut buffer = [0; 1024];
+            let n = stream.read(&mut buffer).unwrap();
+            assert_eq!(&buffer[..n], b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n");
+            stream.write_all(b"OK 0123\r\n").unwrap();
+            let n = stream.read(&mut buffer).unwrap();
+            assert_eq!(buffer[..n], request(1, "ResetFailedUnit", "s", b"\x01\0\0\0u\0"));
+            let message = |kind: u8, body: &[u8], fields: &dyn Fn(&mut Writer)| {
+                let mut w = Writer(vec![b'l', kind, 0, 1]);
+                w.number(body.len() as u32);
+                w.number(77);
+                w.array(8, fields);
+                w.align(8);
+                w.0.extend(body);
+                w.0
+            };
+            let signal = message(4, b"", &|w| {
+                w.0.push(3);
+                w.signature("s");
+                w.text("JobRemoved");
+            });
+            let mut text = Writer::default();
+            text.text("not loaded");
+            let error = message(ERROR, &text.0, &|w| {
+                w.0.push(4);
+                w.signature("s");
+                w.text("org.x.NoSuchUnit");
+                w.align(8);
+                w.0.push(5);
+                w.signature("u");
+                w.number(1);
+                w.align(8);
+                w.0.push(8);
+                w.signature("g");
+                w.signature("s");
+            });
+            stream.write_all(&[signal, error].concat()).unwrap();
+        });
+        let refused = Bus::over(ours).unwrap().reset_failed_unit("u").unwrap_err();
+        assert!(refused.is("org.x.NoSuchUnit"), "{refused:?}");
+        assert_eq!(refused.to_string(), "systemd refused ResetFailedUnit: not loaded (org.x.NoSuchUnit)");
+        server.join().unwrap();
     }
 
     #[test]
