@@ -5,6 +5,7 @@
 //! that are in force there, or it would set its own again when it reloads its units.
 
 mod bus;
+mod wire;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use crate::error::{Classify, Kind};
 use crate::sys::process::{Fork, exit_now, fork, wait};
 use crate::sys::{SysError, attributes};
 
-use bus::{Bus, BusError, Property, Value};
+use bus::{Bus, BusError};
+use wire::{Property, Value};
 
 /// How long systemd may take to start a scope or to stop one that has no process.
 const PATIENCE: Duration = Duration::from_secs(20);
