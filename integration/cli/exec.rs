@@ -116,6 +116,48 @@ fn exec_has_runcs_flags() {
     assert!(output.stderr.contains("no such file or directory"), "{}", output.stderr);
 }
 
+/// Everything that a process.json says of its process holds: limits, scores, priorities, mask, groups, capabilities, order of
+/// the environment. Values are such that a host without `CAP_SYS_RESOURCE` can set them.
+#[test]
+fn exec_is_the_process_that_was_asked_for() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let script = "grep -E '^(Groups|CapEff|CapBnd|CapAmb|NoNewPrivs):' /proc/self/status; umask; ulimit -n; ulimit -H -n; \
+        cat /proc/self/oom_score_adj; ionice -p $$; cut -d' ' -f19,41 /proc/self/stat; env | grep -E '^(Z|A|M)='";
+    let caps = ["CAP_KILL", "CAP_CHOWN"];
+    let process = json!({
+        "args": ["sh", "-c", script], "cwd": "/", "env": ["PATH=/bin", "Z=1", "A=2", "M=3", "Z=4"],
+        "user": {"uid": 0, "gid": 0, "additionalGids": [77, 88], "umask": 0o27},
+        "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 55, "hard": 66}], "oomScoreAdj": 700, "noNewPrivileges": true,
+        "capabilities": {"bounding": caps, "effective": caps, "permitted": caps, "inheritable": caps, "ambient": ["CAP_KILL"]},
+        "ioPriority": {"class": "IOPRIO_CLASS_BE", "priority": 6},
+        "scheduler": {"policy": "SCHED_BATCH", "nice": 5}
+    });
+    let file = env.dir.join("process.json");
+    fs::write(&file, process.to_string()).expect("write");
+    let output = env.cmd(["exec", "--process"]).arg(&file).arg(&bundle.id).run().ok();
+    let lines: Vec<String> = output.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let mask = "0000000000000021";
+    let want = [
+        "Groups: 77 88",
+        &format!("CapEff: {mask}"),
+        &format!("CapBnd: {mask}"),
+        "CapAmb: 0000000000000020",
+        "NoNewPrivs: 1",
+        "0027",
+        "55",
+        "66",
+        "700",
+        "best-effort: prio 6",
+        // Nice value, and SCHED_BATCH.
+        "5 3",
+        "Z=4",
+        "A=2",
+        "M=3",
+    ];
+    assert_eq!(lines, want);
+}
+
 /// Detached: the pid file is whole when the command returns, and the pid is a live process.
 #[test]
 fn exec_detached_writes_a_pid_file() {
