@@ -126,6 +126,10 @@ fn log_tells_the_story() {
     for expected in ["first-file", "second-file", "committed", "6", "rollback"] {
         assert!(text.contains(expected), "{expected} not in {text}");
     }
+    let marked = |mark: char| text.lines().filter(|l| l.starts_with(mark)).map(str::to_owned).collect::<Vec<_>>();
+    // HEAD, and what the rollback left.
+    assert!(matches!(marked('@').as_slice(), [one] if one.contains("first-file")), "{text}");
+    assert!(matches!(marked('-').as_slice(), [one] if one.contains("second-file")), "{text}");
     let json = container.agentsbx("log", ["--json"]).ok();
     let parsed: Result<Vec<Value>, _> = serde_json::Deserializer::from_str(&json).into_iter().collect();
     assert!(parsed.is_ok_and(|values| !values.is_empty()), "{json}");

@@ -5,11 +5,14 @@ use serde_json::{Value, json};
 use super::render::{self, Colour, Paint};
 use super::{Global, print};
 use crate::diff::Summary;
+use crate::id::Generation;
 use crate::ops::history;
 use crate::report::{End, rfc3339};
 use crate::store::{ExecRecord, LogEntry, now_ns};
 
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
+///
+/// @ is HEAD, which the next exec sees; - is a generation that a rollback left: "rollback" can return to it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line
@@ -22,7 +25,7 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let Some(name) = &args.container else { return containers(global, args.json) };
-    let (container, entries) = history::log(&global.context()?, name)?;
+    let history::History { container, entries, line } = history::log(&global.context()?, name)?;
     if args.json {
         for entry in &entries {
             print(&format!("{}\n", as_json(entry)));
@@ -34,10 +37,17 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let mut rows = vec![
         ["", "GEN", "EXEC", "WHEN", "COMMAND", "END", "LAYER", "CHANGES"].map(|h| paint.text(Colour::Dim, h)).to_vec(),
     ];
-    let at =
-        |generation: u64| if generation == container.head.0 { paint.text(Colour::Bold, "@") } else { String::new() };
+    let mark = |generation: Generation| {
+        if generation == container.head {
+            paint.text(Colour::Bold, "@")
+        } else if generation == Generation::ZERO || line.contains(&generation) {
+            String::new()
+        } else {
+            paint.text(Colour::Dim, "-")
+        }
+    };
     let origin = [
-        at(0),
+        mark(Generation::ZERO),
         "0".into(),
         String::new(),
         ago(container.created_ns),
@@ -47,7 +57,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let told =
         entries.iter().filter(|entry| !matches!(entry, LogEntry::Event(event) if event.kind == "container-created"));
     rows.extend(told.map(|entry| match entry {
-        LogEntry::Exec(exec) => exec_row(paint, exec, short, exec.generation.map(|g| at(g.0)).unwrap_or_default()),
+        LogEntry::Exec(exec) => exec_row(paint, exec, short, exec.generation.map(mark).unwrap_or_default()),
         LogEntry::Event(event) => {
             let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
             vec![String::new(), String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]

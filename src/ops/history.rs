@@ -1,5 +1,6 @@
 //! Looking back: the log, one exec's result, the difference between generations.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -16,11 +17,23 @@ pub fn containers(context: &Context) -> Result<Vec<Container>, OpsError> {
     Ok(context.store()?.containers()?)
 }
 
-/// A container's history, oldest first, with its HEAD.
-pub fn log(context: &Context, container: &str) -> Result<(Container, Vec<LogEntry>), OpsError> {
+/// A container's history.
+#[derive(Debug)]
+pub struct History {
+    /// The container, with its HEAD.
+    pub container: Container,
+    /// What happened, oldest first.
+    pub entries: Vec<LogEntry>,
+    /// HEAD and its ancestors, 0 left out: what the next exec sees. Other generations were left by a rollback.
+    pub line: BTreeSet<Generation>,
+}
+
+/// A container's history.
+pub fn log(context: &Context, container: &str) -> Result<History, OpsError> {
     let (store, container) = context.container(container)?;
     let entries = store.log(container.key)?;
-    Ok((container, entries))
+    let line = store.chain(container.key, container.head)?.into_iter().map(|row| row.number).collect();
+    Ok(History { container, entries, line })
 }
 
 /// One exec's result; the last one's if `exec` is none. With `wait`, not before it has ended.
