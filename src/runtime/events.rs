@@ -74,8 +74,9 @@ impl Events {
             }
             let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
             drop(fds);
-            // A kill for memory is told before the end that it causes.
-            if ready.get(1) == Some(&true) && self.oom.as_mut().is_some_and(Oom::happened) {
+            // A kill for memory is told before the end that it causes. On v2 the kernel tells of a change at most every 10 ms,
+            // so the end may be seen first.
+            if (ready[0] || ready.get(1) == Some(&true)) && self.oom.as_mut().is_some_and(Oom::happened) {
                 return Ok(Event::Oom);
             }
             if ready[0] {
@@ -138,4 +139,27 @@ impl Oom {
 fn kills(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end was seen before the kernel told of the kill, and the kill was never told.
+    #[test]
+    fn a_kill_for_memory_is_told_before_the_end_though_it_is_notified_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("memory.events");
+        crate::durable::replace_unsynced(&file, b"oom 1\noom_kill 1\n", 0o644).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let init = crate::sys::proc::PidFd::of(child.id() as i32).unwrap();
+        // Nothing is watched, so nothing is notified.
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        let long = Duration::from_secs(60);
+        let oom = Some(Oom::V2 { watch, file, seen: 0 });
+        let mut events = Events { init: Some(init), oom, next_tick: Instant::now() + long, interval: long };
+        assert!(matches!(events.wait().unwrap(), Event::Oom));
+        assert!(matches!(events.wait().unwrap(), Event::Ended));
+        child.wait().unwrap();
+    }
 }
