@@ -1,6 +1,6 @@
 //! The command line: runc's verbs, flags, output and exit codes.
 //!
-//! Arguments come in Go's style and are first brought into clap's ([`argv`]); errors leave in one place ([`report`]).
+//! Arguments come in Go's style and are first brought into clap's (`argv`); errors leave in one place (`report`).
 
 mod argv;
 mod check;
