@@ -74,6 +74,27 @@ fn exec_is_filtered_by_seccomp() {
     }
 }
 
+/// A masked comparison of a seccomp rule compares, in the first process and in an exec: mode 0777 is refused by
+/// `mode & 01700 == 0700`, and would not be with mask and value in each other's place.
+#[test]
+fn masked_seccomp_rules_hold_for_the_first_process_and_for_execs() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sh", "-c", "umask 0; mkdir /first 2>/dev/shm/said; exec sleep 100000"]);
+    let rule = |name: &str, index: u32| {
+        let masked = json!({"index": index, "value": 0o1700, "valueTwo": 0o700, "op": "SCMP_CMP_MASKED_EQ"});
+        json!({"names": [name], "action": "SCMP_ACT_ERRNO", "args": [masked]})
+    };
+    bundle.config["linux"]["seccomp"] =
+        json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [rule("mkdir", 1), rule("mkdirat", 2)]});
+    bundle.start();
+    crate::support::wait_until("the first process", std::time::Duration::from_secs(10), || {
+        bundle.sh("grep -q 'not permitted' /dev/shm/said").code == 0
+    });
+    assert!(!bundle.rootfs.join("first").exists());
+    let refused = bundle.exec(["mkdir", "/second"]).expect(1);
+    assert!(refused.stderr.contains("Operation not permitted"), "{}", refused.stderr);
+}
+
 /// In a container with a user namespace an exec is in that namespace; root there is not the host's.
 #[test]
 fn exec_joins_the_user_namespace() {
