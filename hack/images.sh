@@ -48,33 +48,12 @@ build_busybox() {
     mv "$scratch/busybox.tar" "$out/busybox.tar"
 }
 
-# The mirror and the suite are those that the host itself is installed from: whoever runs this can reach them.
-mirror() {
-    python3 - "$1" <<'PY'
-import glob, re, sys
-suite = sys.argv[1]
-for path in ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*"))]:
-    try:
-        text = open(path).read()
-    except OSError:
-        continue
-    for line in text.splitlines():
-        found = re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s", line)
-        if found and found.group(2) == suite:
-            sys.exit(print(found.group(1)))
-    for stanza in re.split(r"\n\s*\n", text):
-        field = dict(re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*)$", stanza))
-        if suite in field.get("Suites", "").split() and "deb" in field.get("Types", "").split():
-            sys.exit(print(field["URIs"].split()[0]))
-sys.exit(f"no mirror for {suite} in /etc/apt/sources.list*")
-PY
-}
-
 build_debian() {
     [ -e "$out/debian.image.tar" ] && return
     # shellcheck source=/dev/null
     suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    url=$(mirror "$suite")
+    # Those that the host itself is installed from: whoever runs this can reach them.
+    url=$(python3 "$here/mirror.py" "$suite")
     if [ -z "${http_proxy:-}" ]; then
         proxy=""
         eval "$(apt-config shell proxy Acquire::http::Proxy)"

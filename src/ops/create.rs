@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use super::{Context, OpsError, publish};
-use crate::runtime::{self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, Steps};
-use crate::runtime::{RuntimeError, create as make, delete as remove};
+use crate::runtime::{
+    self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, RuntimeError, Steps, create as make, delete as remove,
+};
 use crate::spec::{Config, annotations};
 use crate::store::{NewContainer, Store, now_ns};
 

@@ -67,9 +67,9 @@ pub fn ended(
     document: &ResultDocument,
     extra: Option<&Path>,
 ) -> Result<(), OpsError> {
-    let text = serde_json::to_vec(document).map_err(json_file(Path::new("result")))?;
+    let text = serde_json::to_string(document).map_err(json_file(Path::new("result")))?;
     if let Some(path) = extra {
-        durable::replace(path, &text, 0o644).map_err(file("write", path))?;
+        durable::replace(path, text.as_bytes(), 0o644).map_err(file("write", path))?;
     }
     // The engine may be done with the bundle already.
     if !container.bundle.is_dir() {
@@ -81,9 +81,9 @@ pub fn ended(
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(file("make", dir))?;
         }
-        durable::replace_unsynced(&path, &text, 0o600).map_err(file("write", &path))?;
+        durable::replace_unsynced(&path, text.as_bytes(), 0o600).map_err(file("write", &path))?;
     }
-    let short = document.to_json_within(MAX_ANNOTATION).map_err(json_file(Path::new("result")))?;
+    let short = document.shortened(text, MAX_ANNOTATION).map_err(json_file(Path::new("result")))?;
     annotate(store, container, Some(&short))
 }
 

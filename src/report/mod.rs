@@ -134,7 +134,11 @@ impl ResultDocument {
     /// The document as JSON, changes (then conflicts) left out at the end until it is at most `limit` bytes long, and
     /// marked `truncated` if any are. A document whose fixed part alone is longer is given with none of them.
     pub fn to_json_within(&self, limit: usize) -> serde_json::Result<String> {
-        let whole = serde_json::to_string(self)?;
+        self.shortened(serde_json::to_string(self)?, limit)
+    }
+
+    /// [`ResultDocument::to_json_within`] for a caller that has the whole document as JSON already.
+    pub fn shortened(&self, whole: String, limit: usize) -> serde_json::Result<String> {
         if whole.len() <= limit {
             return Ok(whole);
         }

@@ -74,7 +74,7 @@ pub struct Done {
 pub fn exec(context: &Context, request: Request) -> Result<Done, OpsError> {
     let prepared = prepare(context, request)?;
     if !prepared.request.detach {
-        return supervisor::run(context, prepared, |_| Ok(()));
+        return supervisor::run(context, prepared, || ());
     }
     let (ours, theirs) = pipe()?;
     match sys("start the supervisor", fork())? {
@@ -152,11 +152,10 @@ fn detached(context: &Context, prepared: Prepared, channel: OwnedFd) -> u8 {
     // Out of the caller's session: its terminal's signals are not for the command.
     let _ = rustix::process::setsid();
     let mut channel = Some(channel);
-    let outcome = supervisor::run(context, prepared, |()| {
+    let outcome = supervisor::run(context, prepared, || {
         let channel = channel.take();
         // The caller may have been killed; the command runs all the same, as its engine will find out.
         let _ = channel.map(|fd| rustix::io::write(fd.as_fd(), &[STARTED]));
-        Ok(())
     });
     match outcome {
         // Nobody listens any more; the exec's row tells.

@@ -44,11 +44,7 @@ struct Exec<'a> {
 
 /// Runs one exec from begin to end; `started` is called once the command runs. The command's code, which nothing that
 /// fails after the command's end can change: what it leaves is repaired later.
-pub(super) fn run(
-    context: &Context,
-    prepared: Prepared,
-    started: impl FnOnce(()) -> Result<(), OpsError>,
-) -> Result<Done, OpsError> {
+pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce()) -> Result<Done, OpsError> {
     let mut described = describe(&prepared.process)?;
     if let ProcessSource::Flags(flags) = &prepared.request.process {
         // JSON has no arguments that are not UTF-8; the command line does.
@@ -228,7 +224,7 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
 }
 
 /// Tells the engine that the command runs.
-fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError>) -> Result<(), OpsError> {
+fn announce(prepared: &Prepared, started: impl FnOnce()) -> Result<(), OpsError> {
     let pid = rustix::process::getpid().as_raw_pid();
     if let Some(path) = &prepared.request.pidfd_socket {
         let socket = sys("connect to the pidfd socket", socket::connect(path))?;
@@ -239,7 +235,8 @@ fn announce(prepared: &Prepared, started: impl FnOnce(()) -> Result<(), OpsError
         let write = durable::replace_unsynced(path, pid.to_string().as_bytes(), 0o644);
         write.map_err(|source| OpsError::File { doing: "write", path: path.clone(), source })?;
     }
-    started(())
+    started();
+    Ok(())
 }
 
 /// Lets go of the command's streams: while we hold them, a client waits for their end.
