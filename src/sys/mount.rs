@@ -40,6 +40,14 @@ pub struct Overlay<'a> {
 /// Options that distributions set differently by default.
 const PINNED: [(&str, &str); 3] = [("redirect_dir", "off"), ("metacopy", "off"), ("index", "off")];
 
+/// Options without a value.
+///
+/// `volatile` (Linux 5.10): nothing of the layer is synced to disk. Without it the kernel writes out the upper's whole
+/// filesystem, other programs' files too, when the overlay is unmounted: at the end of each command, which waits for it.
+fn flags(parts: &Overlay<'_>) -> impl Iterator<Item = &'static str> {
+    ["volatile"].into_iter().chain(parts.userxattr.then_some("userxattr"))
+}
+
 /// What shows as the mount's source in the command's mountinfo.
 const SOURCE: &str = "agentsbx";
 
@@ -66,9 +74,8 @@ pub fn overlay(parts: &Overlay<'_>) -> Result<Option<OwnedFd>, SysError> {
     for (key, value) in PINNED {
         set(key, value)?;
     }
-    if parts.userxattr {
-        rustix::mount::fsconfig_set_flag(context.as_fd(), "userxattr")
-            .call("fsconfig", || "overlay userxattr".into())?;
+    for flag in flags(parts) {
+        rustix::mount::fsconfig_set_flag(context.as_fd(), flag).call("fsconfig", || format!("overlay {flag}"))?;
     }
     match rustix::mount::fsconfig_create(context.as_fd()) {
         Err(rustix::io::Errno::INVAL) if overlay_takes_any_option()? => return Ok(None),
@@ -104,8 +111,9 @@ fn overlay_options(parts: &Overlay<'_>) -> String {
     for (key, value) in PINNED {
         options.push_str(&format!(",{key}={value}"));
     }
-    if parts.userxattr {
-        options.push_str(",userxattr");
+    for flag in flags(parts) {
+        options.push(',');
+        options.push_str(flag);
     }
     options
 }
