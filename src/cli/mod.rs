@@ -241,7 +241,8 @@ impl Command {
         }
     }
 
-    /// Whether the command makes processes that enter a container, which could then reach this program's file.
+    /// Whether the command makes processes that enter a container and could then reach this program's file. The entry
+    /// point (`sys::start`) knows these verbs too.
     fn enters(&self) -> bool {
         matches!(self, Command::Create(_) | Command::Exec(_) | Command::Run(_))
     }
@@ -249,8 +250,9 @@ impl Command {
 
 /// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let argv = argv::normalise(argv.into_iter().collect(), &Cli::command());
-    let matches = match Cli::command().try_get_matches_from(&argv) {
+    let definition = Cli::command();
+    let argv = argv::normalise(argv.into_iter().collect(), &definition);
+    let matches = match definition.try_get_matches_from(&argv) {
         Ok(matches) => matches,
         Err(err) if !err.use_stderr() => {
             print(&err.to_string());

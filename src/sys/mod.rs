@@ -15,6 +15,7 @@ pub mod proc;
 pub mod process;
 pub mod signal;
 pub mod socket;
+mod start;
 pub mod tty;
 
 use crate::error::{Classify, Kind};
