@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use oci_spec::runtime::{Capability, LinuxCapabilities, Process, Spec};
+use oci_spec::runtime::{Capability, LinuxCapabilities, Process};
 
 use super::OpsError;
 
@@ -42,20 +42,22 @@ pub struct ProcessFlags {
     pub caps: Vec<String>,
 }
 
-/// Reads or makes the process. `spec` gives the container's configuration when it is needed.
-pub fn build(source: &ProcessSource, spec: impl FnOnce() -> Result<Spec, OpsError>) -> Result<Process, OpsError> {
+/// Reads or makes the process. `own` gives the process of the container's configuration when it is needed.
+pub fn build(
+    source: &ProcessSource,
+    own: impl FnOnce() -> Result<Option<Process>, OpsError>,
+) -> Result<Process, OpsError> {
     match source {
         ProcessSource::File(path) => {
             let file = |source| OpsError::File { doing: "read", path: path.clone(), source };
             let text = std::fs::read(path).map_err(file)?;
             serde_json::from_slice(&text).map_err(|source| OpsError::Json { path: path.clone(), source })
         }
-        ProcessSource::Flags(flags) => from_flags(flags, spec()?),
+        ProcessSource::Flags(flags) => from_flags(flags, own()?.unwrap_or_default()),
     }
 }
 
-fn from_flags(flags: &ProcessFlags, spec: Spec) -> Result<Process, OpsError> {
-    let mut process = spec.process().clone().unwrap_or_default();
+fn from_flags(flags: &ProcessFlags, mut process: Process) -> Result<Process, OpsError> {
     process.set_args(Some(flags.args.iter().map(|a| a.to_string_lossy().into_owned()).collect()));
     // The container's size is that of its own terminal.
     process.set_terminal(Some(flags.tty)).set_console_size(None);
@@ -130,18 +132,18 @@ fn add_caps(process: &mut Process, names: &[String]) -> Result<(), OpsError> {
 mod tests {
     use super::*;
 
-    fn spec() -> Result<Spec, OpsError> {
-        let text = r#"{"ociVersion":"1.0.2","root":{"path":"rootfs"},"process":{"user":{"uid":1000,"gid":1001,"additionalGids":[5]},
+    fn own() -> Result<Option<Process>, OpsError> {
+        let text = r#"{"user":{"uid":1000,"gid":1001,"additionalGids":[5]},
             "cwd":"/tmp","args":["init"],"env":["A=1"],"noNewPrivileges":false,"oomScoreAdj":123,
             "rlimits":[{"type":"RLIMIT_NOFILE","soft":2047,"hard":2047}],
-            "capabilities":{"bounding":["CAP_KILL"],"effective":["CAP_KILL"],"permitted":["CAP_KILL"]}}}"#;
+            "capabilities":{"bounding":["CAP_KILL"],"effective":["CAP_KILL"],"permitted":["CAP_KILL"]}}"#;
         Ok(serde_json::from_str(text).unwrap())
     }
 
     #[test]
     fn without_flags_it_is_the_containers_own() {
         let flags = ProcessFlags { args: vec!["ls".into()], ..ProcessFlags::default() };
-        let p = build(&ProcessSource::Flags(flags), spec).unwrap();
+        let p = build(&ProcessSource::Flags(flags), own).unwrap();
         assert_eq!((p.user().uid(), p.user().gid(), p.cwd().to_str()), (1000, 1001, Some("/tmp")));
         assert_eq!(p.args().clone().unwrap(), ["ls"]);
         assert_eq!((p.oom_score_adj(), p.terminal()), (Some(123), Some(false)));
@@ -160,7 +162,7 @@ mod tests {
             no_new_privs: true,
             ..ProcessFlags::default()
         };
-        let p = build(&ProcessSource::Flags(flags), spec).unwrap();
+        let p = build(&ProcessSource::Flags(flags), own).unwrap();
         assert_eq!(p.env().clone().unwrap(), ["A=1", "B=2"]);
         assert_eq!((p.user().uid(), p.user().gid()), (7, 8));
         assert_eq!(p.user().additional_gids().clone().unwrap(), [5, 9]);
@@ -182,7 +184,7 @@ mod tests {
                 "--cap: unknown capability \"nope\"",
             ),
         ] {
-            assert_eq!(build(&ProcessSource::Flags(flags), spec).unwrap_err().to_string(), text);
+            assert_eq!(build(&ProcessSource::Flags(flags), own).unwrap_err().to_string(), text);
         }
     }
 }

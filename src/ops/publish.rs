@@ -1,9 +1,13 @@
 //! What others read: the result files and annotations in the bundle, the annotations that `state` shows, the document
 //! that `show` prints.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::OpsError;
@@ -137,18 +141,52 @@ fn into_config(bundle: &Path, ours: &Map<String, Value>) -> Result<(), OpsError>
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(err) => return Err(file("read", &path)(err)),
     };
-    let mut config: Value = serde_json::from_slice(&text).map_err(json_file(&path))?;
-    let Some(top) = config.as_object_mut() else { return Ok(()) };
-    let notes = top.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
-    if notes.is_null() {
-        *notes = Value::Object(Map::new());
-    }
-    let Some(notes) = notes.as_object_mut() else { return Ok(()) };
+    // All but the annotations is passed on as it is written: a seccomp profile alone has thousands of values.
+    let mut config: Members<'_> = serde_json::from_slice(&text).map_err(json_file(&path))?;
+    let place = config.0.iter().position(|(name, _)| name == "annotations");
+    let given = place.map(|n| serde_json::from_str::<Option<Map<String, Value>>>(config.0[n].1.get())).transpose();
+    let mut notes = given.map_err(json_file(&path))?.flatten().unwrap_or_default();
     for (name, value) in ours {
         notes.insert(name.clone(), value.clone());
     }
+    let notes = serde_json::value::to_raw_value(&notes).map_err(json_file(&path))?;
+    match place {
+        Some(n) => config.0[n].1 = &notes,
+        None => config.0.push(("annotations".into(), &notes)),
+    }
     let text = serde_json::to_vec(&config).map_err(json_file(&path))?;
     durable::replace_unsynced(&path, &text, 0o644).map_err(file("write", &path))
+}
+
+/// The members of a JSON object in their order, the values as text.
+struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+impl Serialize for Members<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
 }
 
 /// The result document of an exec as the store has it now, with all its paths if the bundle still has them.

@@ -10,7 +10,7 @@ mod supervisor;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::Process;
 
 use super::{Context, OpsError, ProcessSource, process};
 use crate::id::ContainerId;
@@ -107,7 +107,7 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
         _ => {}
     }
     let bundle = record.bundle.clone();
-    let mut process = process::build(&request.process, || spec_of(&bundle))?;
+    let mut process = process::build(&request.process, || own_process(&bundle))?;
     record.inherited.complete(&mut process);
     let terminal = process.terminal().unwrap_or(false);
     if request.console_socket.is_some() && !(request.detach && terminal) {
@@ -129,11 +129,16 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     Ok(Prepared { request, record, process, settings, engine_exec })
 }
 
-/// The container's configuration.
-fn spec_of(bundle: &std::path::Path) -> Result<Spec, OpsError> {
+/// The process of the container's configuration; the rest of it is not looked at.
+fn own_process(bundle: &std::path::Path) -> Result<Option<Process>, OpsError> {
+    #[derive(serde::Deserialize)]
+    struct Config {
+        process: Option<Process>,
+    }
     let path = bundle.join("config.json");
     let text = std::fs::read(&path).map_err(|source| OpsError::File { doing: "read", path: path.clone(), source })?;
-    serde_json::from_slice(&text).map_err(|source| OpsError::Json { path, source })
+    let config: Config = serde_json::from_slice(&text).map_err(|source| OpsError::Json { path, source })?;
+    Ok(config.process)
 }
 
 /// The engine's own id for the exec: containerd's shims name the pid file after it, conmon the directory of it.
