@@ -7,7 +7,7 @@
 //!
 //! | direction | message | meaning |
 //! |---|---|---|
-//! | supervisor → child | one byte | the child is in its cgroups, it may go on |
+//! | supervisor → child | end of file | the supervisor is dead; so is the child, at once |
 //! | child → supervisor | end of file | execve has succeeded: the socket is close-on-exec |
 //! | child → supervisor | text, then end of file | a step failed; the text is for people and engines |
 
@@ -131,8 +131,10 @@ pub(crate) enum InitError {
 pub const MAX_ERROR: usize = 8192;
 
 /// Carries the plan out. Does not return: either the command runs, or the reason is written to `channel`.
-pub fn run(plan: Plan, channel: BorrowedFd<'_>) -> ! {
-    let mut state = steps::State::new(plan, channel.as_raw_fd());
+///
+/// `cgroups` are the files by which this process, which has no other threads, joins its groups.
+pub fn run(plan: Plan, cgroups: &[PathBuf], channel: BorrowedFd<'_>) -> ! {
+    let mut state = steps::State::new(plan, cgroups, channel.as_raw_fd());
     for (_, step) in steps::STEPS {
         if let Err(err) = step(&mut state) {
             let mut text = crate::error::chain(&err);

@@ -4,7 +4,9 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{InitError, Plan, Stdio, program};
@@ -13,11 +15,12 @@ use crate::rootfs::view;
 use crate::sys::{SysError, attributes, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
-pub(super) type Step = (&'static str, fn(&mut State) -> Result<(), InitError>);
+pub(super) type Step = (&'static str, fn(&mut State<'_>) -> Result<(), InitError>);
 
 /// What steps leave for later ones.
-pub(super) struct State {
+pub(super) struct State<'a> {
     plan: Plan,
+    cgroups: &'a [PathBuf],
     channel: RawFd,
     root: Option<OwnedFd>,
     apparmor: Option<OwnedFd>,
@@ -26,17 +29,18 @@ pub(super) struct State {
     program: Option<CString>,
 }
 
-impl State {
-    pub(super) fn new(plan: Plan, channel: RawFd) -> State {
-        State { plan, channel, root: None, apparmor: None, selinux: None, cwd_later: false, program: None }
+impl<'a> State<'a> {
+    pub(super) fn new(plan: Plan, cgroups: &'a [PathBuf], channel: RawFd) -> State<'a> {
+        State { plan, cgroups, channel, root: None, apparmor: None, selinux: None, cwd_later: false, program: None }
     }
 }
 
 pub(super) const STEPS: &[Step] = &[
     // First, so that a supervisor that dies from here on takes the command with it.
     ("tie to the supervisor", tie),
+    ("look for the supervisor", supervised),
     // Before anything is done that the container's limits should cover.
-    ("wait for the cgroups", wait_for_go),
+    ("cgroups", |s| sys("join the exec's cgroups", process::join_cgroups(s.cgroups))),
     // The container must not look into a process that still has the host's descriptors.
     ("hide", |_| sys("hide from the container", attributes::set_dumpable(false))),
     // Raising limits or priorities takes capabilities of the host's user namespace, so before it is left.
@@ -88,20 +92,22 @@ fn errno<T>(doing: &'static str, call: &'static str, on: &str, result: rustix::i
     sys(doing, result.map_err(|e| SysError::new(call, on, e)))
 }
 
-fn tie(_: &mut State) -> Result<(), InitError> {
+fn tie(_: &mut State<'_>) -> Result<(), InitError> {
     sys("tie the command to its supervisor", attributes::set_parent_death_signal(libc::SIGKILL))
 }
 
-/// The go-ahead; end of file means that the supervisor died before this process was tied to it.
-fn wait_for_go(state: &mut State) -> Result<(), InitError> {
-    let mut byte = [0u8; 1];
+/// Ends this process if the supervisor died before it was tied to it.
+fn supervised(state: &mut State<'_>) -> Result<(), InitError> {
     let channel = borrow(state.channel);
+    let mut fds = [PollFd::from_borrowed_fd(channel, PollFlags::IN)];
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {
-        match rustix::io::read(channel, &mut byte) {
-            Ok(1) => return Ok(()),
+        match poll(&mut fds, Some(&none)) {
+            Ok(0) => return Ok(()),
+            // The supervisor says nothing, so there is only the end of it to read.
             Ok(_) => process::exit_now(255),
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return errno("wait for the supervisor", "read", "the supervisor's socket", Err(e)),
+            Err(e) => return errno("look for the supervisor", "poll", "the supervisor's socket", Err(e)),
         }
     }
 }
@@ -110,7 +116,7 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
     crate::sys::process::borrow_for_life(fd)
 }
 
-fn limits(state: &mut State) -> Result<(), InitError> {
+fn limits(state: &mut State<'_>) -> Result<(), InitError> {
     let plan = &state.plan;
     if let Some(score) = plan.oom_score_adj {
         let path = "/proc/self/oom_score_adj";
@@ -129,7 +135,7 @@ fn limits(state: &mut State) -> Result<(), InitError> {
     Ok(())
 }
 
-fn open_labels(state: &mut State) -> Result<(), InitError> {
+fn open_labels(state: &mut State<'_>) -> Result<(), InitError> {
     let open = |paths: &[&str]| {
         paths.iter().find_map(|p| rustix::fs::open(*p, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).ok())
     };
@@ -150,7 +156,7 @@ fn open_labels(state: &mut State) -> Result<(), InitError> {
     Ok(())
 }
 
-fn write_labels(state: &mut State) -> Result<(), InitError> {
+fn write_labels(state: &mut State<'_>) -> Result<(), InitError> {
     let write = |fd: Option<OwnedFd>, text: String, what: &str| match fd {
         Some(fd) => File::from(fd)
             .write_all(text.as_bytes())
@@ -162,7 +168,7 @@ fn write_labels(state: &mut State) -> Result<(), InitError> {
     write(state.selinux.take(), state.plan.selinux.clone().unwrap_or_default(), "selinux")
 }
 
-fn keyring(state: &mut State) -> Result<(), InitError> {
+fn keyring(state: &mut State<'_>) -> Result<(), InitError> {
     let Some(name) = &state.plan.keyring else { return Ok(()) };
     match attributes::join_session_keyring(name) {
         // A quota of keys that is used up is no reason not to run (runc).
@@ -171,7 +177,7 @@ fn keyring(state: &mut State) -> Result<(), InitError> {
     }
 }
 
-fn namespaces(state: &mut State) -> Result<(), InitError> {
+fn namespaces(state: &mut State<'_>) -> Result<(), InitError> {
     sys("join the container's namespaces", ns::join(state.plan.pidfd.as_fd(), state.plan.namespaces))?;
     if state.plan.namespaces & libc::CLONE_NEWUSER != 0 {
         // Host ids mean nothing in there.
@@ -180,21 +186,21 @@ fn namespaces(state: &mut State) -> Result<(), InitError> {
     Ok(())
 }
 
-fn mount_root(state: &mut State) -> Result<(), InitError> {
+fn mount_root(state: &mut State<'_>) -> Result<(), InitError> {
     if let Some(root) = state.plan.root.take() {
         state.root = Some(root.mounted()?);
     }
     Ok(())
 }
 
-fn enter_view(state: &mut State) -> Result<(), InitError> {
+fn enter_view(state: &mut State<'_>) -> Result<(), InitError> {
     if let Some(root) = state.root.take() {
         view::enter(root.as_fd(), &state.plan.submounts)?;
     }
     Ok(())
 }
 
-fn session(_: &mut State) -> Result<(), InitError> {
+fn session(_: &mut State<'_>) -> Result<(), InitError> {
     match rustix::process::setsid() {
         // Already the leader of one.
         Ok(_) | Err(rustix::io::Errno::PERM) => Ok(()),
@@ -202,7 +208,7 @@ fn session(_: &mut State) -> Result<(), InitError> {
     }
 }
 
-fn terminal(state: &mut State) -> Result<(), InitError> {
+fn terminal(state: &mut State<'_>) -> Result<(), InitError> {
     let Stdio::Terminal { console, size } = &state.plan.stdio else { return Ok(()) };
     const DOING: &str = "set up the terminal";
     let (master, slave) = sys(DOING, tty::open_pty())?;
@@ -216,14 +222,14 @@ fn terminal(state: &mut State) -> Result<(), InitError> {
     errno(DOING, "dup2", "terminal", rustix::stdio::dup2_stderr(&slave))
 }
 
-fn personality(state: &mut State) -> Result<(), InitError> {
+fn personality(state: &mut State<'_>) -> Result<(), InitError> {
     match state.plan.personality {
         Some(domain) => sys("set the execution domain", attributes::set_personality(domain)),
         None => Ok(()),
     }
 }
 
-fn chdir(state: &mut State) -> Result<(), InitError> {
+fn chdir(state: &mut State<'_>) -> Result<(), InitError> {
     match rustix::process::chdir(&state.plan.cwd) {
         Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
             state.cwd_later = true;
@@ -233,7 +239,7 @@ fn chdir(state: &mut State) -> Result<(), InitError> {
     }
 }
 
-fn chdir_again(state: &mut State) -> Result<(), InitError> {
+fn chdir_again(state: &mut State<'_>) -> Result<(), InitError> {
     if state.cwd_later { rustix::process::chdir(&state.plan.cwd).map_err(|e| bad_cwd(state, e)) } else { Ok(()) }
 }
 
@@ -243,7 +249,7 @@ fn bad_cwd(state: &State, errno: rustix::io::Errno) -> InitError {
 }
 
 /// A working directory that was reached through a leaked descriptor is not below the root (CVE-2024-21626).
-fn verify_cwd(_: &mut State) -> Result<(), InitError> {
+fn verify_cwd(_: &mut State<'_>) -> Result<(), InitError> {
     let cwd = errno("verify the working directory", "getcwd", "", rustix::process::getcwd(Vec::new()));
     match cwd {
         Ok(path) if path.to_bytes().starts_with(b"/") => Ok(()),
@@ -252,7 +258,7 @@ fn verify_cwd(_: &mut State) -> Result<(), InitError> {
 }
 
 /// Lets the user of the command reopen its own streams (`/dev/stdout`): they belong to whoever made them.
-fn own_streams(state: &mut State) -> Result<(), InitError> {
+fn own_streams(state: &mut State<'_>) -> Result<(), InitError> {
     let null = rustix::fs::makedev(1, 3);
     for fd in 0..3 {
         let stream = borrow(fd);
@@ -271,7 +277,7 @@ fn own_streams(state: &mut State) -> Result<(), InitError> {
     Ok(())
 }
 
-fn identity(state: &mut State) -> Result<(), InitError> {
+fn identity(state: &mut State<'_>) -> Result<(), InitError> {
     let (user, caps) = (&state.plan.user, &state.plan.capabilities);
     sys("limit the bounding set", attributes::limit_bounding_set(caps.bounding))?;
     sys("keep capabilities", attributes::keep_capabilities(true))?;
@@ -286,14 +292,14 @@ fn identity(state: &mut State) -> Result<(), InitError> {
     sys("set the ambient capabilities", attributes::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
 }
 
-fn seccomp(state: &mut State) -> Result<(), InitError> {
+fn seccomp(state: &mut State<'_>) -> Result<(), InitError> {
     match &state.plan.seccomp {
         Some(program) => sys("load the seccomp filter", attributes::load_seccomp(&program.instructions, program.flags)),
         None => Ok(()),
     }
 }
 
-fn find_program(state: &mut State) -> Result<(), InitError> {
+fn find_program(state: &mut State<'_>) -> Result<(), InitError> {
     add_home(&mut state.plan);
     if let Some(name) = state.plan.argv.first() {
         state.program = Some(program::find(name, &state.plan.env)?);
@@ -334,7 +340,7 @@ fn home_in(passwd: &[u8], uid: u32) -> Option<Vec<u8>> {
     })
 }
 
-fn execute(state: &mut State) -> Result<(), InitError> {
+fn execute(state: &mut State<'_>) -> Result<(), InitError> {
     let Some(path) = state.program.take() else {
         return Err(program::ProgramError::NotInPath(String::new()).into());
     };

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,11 @@ fn tree(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     let mut all = Vec::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(at) = todo.pop() {
+        // cgroupfs counts a directory's links as older filesystems do: two, and one for each directory in it.
+        if fs::metadata(&at).is_ok_and(|meta| meta.nlink() == 2) {
+            all.push(at);
+            continue;
+        }
         let entries = match fs::read_dir(&at) {
             Ok(entries) => entries,
             Err(err) if is_gone(&err) => continue,

@@ -1,6 +1,9 @@
 //! Namespaces: which ones a process has, how ours differ, and joining them through its pidfd.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::fs::{Mode, OFlags};
 
 use super::{Call, SysError, check};
 
@@ -22,22 +25,28 @@ pub const CLONE_NEWTIME: i32 = 0x80;
 /// The clone flags of the namespaces in which the process `pid` differs from this one. A kind that the kernel does not
 /// have is left out.
 pub fn differing(pid: i32) -> Result<i32, SysError> {
+    let open = |path: String| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, Mode::empty()).call("open", || path)
+    };
+    let (ours, theirs) = (open("/proc/self/ns".into())?, open(format!("/proc/{pid}/ns"))?);
     let mut flags = 0;
     for (name, flag) in KINDS {
-        let Some(ours) = inode(&format!("/proc/self/ns/{name}"))? else { continue };
-        match inode(&format!("/proc/{pid}/ns/{name}"))? {
-            Some(theirs) if theirs != ours => flags |= flag,
+        let Some(our) = target(ours.as_fd(), name)? else { continue };
+        match target(theirs.as_fd(), name)? {
+            Some(their) if their != our => flags |= flag,
             _ => {}
         }
     }
     Ok(flags)
 }
 
-fn inode(path: &str) -> Result<Option<(u64, u64)>, SysError> {
-    match rustix::fs::stat(path) {
-        Ok(stat) => Ok(Some((stat.st_dev, stat.st_ino))),
+/// What the link of a namespace says: its kind and its inode's number, which no other has as long as it lives (proc(5)).
+fn target(dir: BorrowedFd<'_>, name: &'static str) -> Result<Option<CString>, SysError> {
+    match rustix::fs::readlinkat(dir, name, Vec::new()) {
+        Ok(text) => Ok(Some(text)),
         Err(rustix::io::Errno::NOENT) => Ok(None),
-        Err(errno) => Err(SysError::new("stat", path, errno)),
+        Err(errno) => Err(SysError::new("readlink", format!("{name} of /proc/PID/ns"), errno)),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::runtime::exec::cgroup::{ExecCgroup, OWN, Usage};
 use crate::store::{Finding, Store};
 use crate::sys::SysError;
 use crate::sys::probe::{self, Failure, Tried, Waiting};
+use crate::sys::process::join_cgroups;
 
 /// What was found out about the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,8 +189,8 @@ fn group(roots: &[CgroupDir], trial: &mut CgroupTrial) -> Tried {
 fn in_group(made: &ExecCgroup, trial: &mut CgroupTrial) -> Tried {
     let has = |file: &str| made.paths().iter().any(|dir| dir.join(file).exists());
     (trial.kill, trial.freeze) = (has("cgroup.kill"), has("freezer.state") || has("cgroup.freeze"));
-    let waiting = Waiting::start(|| Ok(()))?;
-    made.add(waiting.pid()).map_err(exec_failure)?;
+    let doors = made.doors(false);
+    let _waiting = Waiting::start(|| join_cgroups(&doors))?;
     trial.usage = made.usage();
     let killed = made.kill_all().map_err(exec_failure)?;
     match (killed.seen, killed.left) {

@@ -2,14 +2,18 @@
 //! and what it used can be read.
 //!
 //! On v1 the exec gets a child in the hierarchies that count or kill (freezer, pids, memory, cpuacct) and joins the
-//! container's own group in the others; on v2 there is one hierarchy. There the exec's group has no controllers: the
+//! container's own group in the others. On v2 there is one hierarchy. There the exec's group has no controllers: the
 //! kernel gives a group's children none as long as the group itself has processes, as the container's has its first one.
 //! So memory and processes are counted for the whole container only, which tells that something was killed for want of
-//! memory, but not how much one exec used.
+//! memory, but not how much one exec used. Where both are mounted, v2 kills and counts CPU time (which takes no
+//! controller), and v1 counts the rest.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
 
 use super::ExecError;
 use crate::runtime::cgroup::CgroupDir;
@@ -17,6 +21,9 @@ use crate::runtime::members::{self, Killed, failed};
 
 /// The v1 controllers in whose hierarchies an exec has a group of its own.
 pub const OWN: [&str; 4] = ["freezer", "pids", "memory", "cpuacct"];
+
+/// Those of them that a v2 hierarchy makes needless.
+const IN_V2: [&str; 2] = ["freezer", "cpuacct"];
 
 /// How long killed processes may take to go before they are given up.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(30);
@@ -26,8 +33,8 @@ pub const KILL_PATIENCE: Duration = Duration::from_secs(30);
 pub struct ExecCgroup {
     /// Directories of this exec alone.
     own: Vec<CgroupDir>,
-    /// Directories of the container that the command joins besides.
-    joined: Vec<PathBuf>,
+    /// Directories of the container that the command joins besides, and whether they are of v2.
+    joined: Vec<(PathBuf, bool)>,
     /// On v2, the container's directory and how many of its processes had been killed for want of memory before.
     killed_before: Option<(PathBuf, u64)>,
 }
@@ -52,6 +59,8 @@ impl ExecCgroup {
     /// container's). Makes nothing: whoever cleans up after a killed supervisor must know of them first.
     pub fn plan(container: &[CgroupDir], sub: Option<&Path>, name: &str) -> Result<ExecCgroup, ExecError> {
         let mut plan = ExecCgroup { own: Vec::new(), joined: Vec::new(), killed_before: None };
+        let has_v2 = container.iter().any(|dir| dir.is_v2() && dir.path.join("cgroup.kill").exists());
+        let counts = |name: &str| OWN.contains(&name) && !(has_v2 && IN_V2.contains(&name));
         for dir in container {
             let base = match sub {
                 Some(sub) => dir.path.join(sub.strip_prefix("/").unwrap_or(sub)),
@@ -67,12 +76,12 @@ impl ExecCgroup {
             if dir.is_v2() {
                 plan.killed_before = killed_for_memory(&dir.path).map(|count| (dir.path.clone(), count));
             }
-            let owns = dir.is_v2() || OWN.iter().any(|name| dir.has(name));
+            let owns = dir.is_v2() || dir.controllers.split(',').any(counts);
             // A new cpuset group is unusable until its parent's masks are copied into it.
             if owns && !dir.has("cpuset") {
                 plan.own.push(CgroupDir { controllers: dir.controllers.clone(), path: base.join(name) });
             } else {
-                plan.joined.push(base);
+                plan.joined.push((base, dir.is_v2()));
             }
         }
         Ok(plan)
@@ -96,13 +105,27 @@ impl ExecCgroup {
         self.own.iter().map(|dir| dir.path.clone()).collect()
     }
 
-    /// Moves a process (by its id in our pid namespace) into all the groups.
-    pub fn add(&self, pid: i32) -> Result<(), ExecError> {
-        for dir in self.own.iter().map(|dir| &dir.path).chain(&self.joined) {
-            let path = dir.join("cgroup.procs");
-            members::write(&path, &pid.to_string()).map_err(failed("join cgroup", &path))?;
-        }
-        Ok(())
+    /// The group that a process can be born in (v2), opened.
+    pub fn birthplace(&self) -> Result<Option<OwnedFd>, ExecError> {
+        let Some(group) = self.own.iter().find(|dir| dir.is_v2()) else { return Ok(None) };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&group.path, flags, Mode::empty());
+        Ok(Some(opened.map_err(|errno| failed("open cgroup", &group.path)(errno.into()))?))
+    }
+
+    /// The files to which a process without other threads writes `0` to be in all the groups; `born` if it was born in the
+    /// [`birthplace`](Self::birthplace).
+    ///
+    /// On v1 that is `tasks`: by it a thread that moves itself moves without the lock that keeps all processes of the
+    /// machine from forking, and for which the kernel waits several milliseconds (cgroup_procs_write_start in
+    /// kernel/cgroup/cgroup.c).
+    pub fn doors(&self, born: bool) -> Vec<PathBuf> {
+        let own = self.own.iter().map(|dir| (&dir.path, dir.is_v2()));
+        let joined = self.joined.iter().map(|(path, v2)| (path, *v2));
+        own.filter(|(_, v2)| !(*v2 && born))
+            .chain(joined)
+            .map(|(path, v2)| path.join(if v2 { "cgroup.procs" } else { "tasks" }))
+            .collect()
     }
 
     /// Whether no process of the exec is left, in nested groups too.

@@ -14,7 +14,7 @@ pub use crate::init::{Plan, Stdio};
 use crate::rootfs::RootfsError;
 use crate::runtime::members::CgroupError;
 use crate::sys::proc::PidFd;
-use crate::sys::process::{Fork, fork, wait};
+use crate::sys::process::{Fork, fork, fork_into, wait};
 use crate::sys::signal::SignalFd;
 use crate::sys::{SysError, ns, socket};
 use cgroup::ExecCgroup;
@@ -130,31 +130,29 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
     if join_pid_namespace {
         sys("enter the container's pid namespace", ns::join(plan.pidfd.as_fd(), libc::CLONE_NEWPID))?;
     }
-    let pid = match sys("start the command", fork())? {
+    let at = Instant::now();
+    let birthplace = cgroup.birthplace()?;
+    let (forked, born) = match birthplace.as_ref().map(|group| fork_into(group.as_fd())) {
+        Some(Ok(forked)) => (forked, true),
+        // An old kernel, or a group that takes nobody: the child finds out by asking to be let in.
+        Some(Err(_)) | None => (sys("start the command", fork())?, false),
+    };
+    let pid = match forked {
         Fork::Child => {
-            drop(ours);
-            crate::init::run(plan, childs.as_fd());
+            drop((ours, birthplace));
+            crate::init::run(plan, &cgroup.doors(born), childs.as_fd());
         }
         Fork::Parent(pid) => pid,
     };
-    drop(childs);
+    drop((childs, birthplace));
     // The layered root is the child's now: our copy would keep it mounted after the command has ended.
     drop(plan);
     let started = sys("open the command", PidFd::of(pid)).and_then(|pidfd| {
-        cgroup.add(pid)?;
-        let at = Instant::now();
-        let go = rustix::net::send(&ours, &[1], rustix::net::SendFlags::NOSIGNAL);
-        // A child that is gone already says nothing; what it did say is read below.
-        if go.is_ok() {
-            let text = read_all(&ours);
-            if !text.is_empty() {
-                return Err(ExecError::Start(text));
-            }
-        }
-        Ok((pidfd, at))
+        let text = read_all(&ours);
+        if text.is_empty() { Ok(pidfd) } else { Err(ExecError::Start(text)) }
     });
     match started {
-        Ok((pidfd, at)) => Ok((pid, pidfd, signals, at)),
+        Ok(pidfd) => Ok((pid, pidfd, signals, at)),
         Err(err) => {
             drop(ours);
             // Its own message, or the closed channel, has ended it; if not, this does.
