@@ -56,6 +56,15 @@ impl CgroupDir {
     pub fn is_v2(&self) -> bool {
         self.controllers.is_empty()
     }
+
+    /// The file to which a process without other threads writes `0` to be in the group.
+    ///
+    /// On v1 that is `tasks`: by it a thread that moves itself moves without the lock that keeps all processes of the
+    /// machine from forking, and for which the kernel waits several milliseconds (cgroup_procs_write_start in
+    /// kernel/cgroup/cgroup.c).
+    pub fn door(&self) -> &'static str {
+        if self.is_v2() { "cgroup.procs" } else { "tasks" }
+    }
 }
 
 /// One mounted hierarchy.
@@ -193,8 +202,8 @@ pub fn join_extra(path: &Path, all: &[Hierarchy]) -> Result<Joined, RuntimeError
     let home = of_process(pid, &extra)?;
     for dir in of_path(path, &extra) {
         let Some(from) = home.iter().find(|h| h.controllers == dir.controllers) else { continue };
-        match fs::create_dir_all(&dir.path).and_then(|()| write(&dir.path.join("cgroup.procs"), "0")) {
-            Ok(()) => joined.back.push(from.path.clone()),
+        match fs::create_dir_all(&dir.path).and_then(|()| write(&dir.path.join(dir.door()), "0")) {
+            Ok(()) => joined.back.push(from.path.join(from.door())),
             Err(err) if matches!(err.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) => {}
             Err(err) => {
                 // The first failure is what is reported; going back is best effort then.
@@ -209,8 +218,7 @@ pub fn join_extra(path: &Path, all: &[Hierarchy]) -> Result<Joined, RuntimeError
 impl Joined {
     /// Moves this process back to where it was.
     pub fn leave(self) -> Result<(), RuntimeError> {
-        for dir in self.back {
-            let file = dir.join("cgroup.procs");
+        for file in self.back {
             write(&file, "0").on("return to cgroup", &file)?;
         }
         Ok(())

@@ -22,6 +22,7 @@ mod schema;
 mod tests;
 mod trash;
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,9 +53,14 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
-/// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database. An exec writes about 10.
-/// Each process that is the first reads them all (about 1 µs for each); moving them syncs twice (some milliseconds).
-const WAL_PAGES: u32 = 128;
+/// Size of the write-ahead log, bytes, from which on it is moved into the database when the store is closed. An exec writes
+/// some 80 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
+///
+/// SQLite's own rule would do it in the middle of an exec; and as what was moved already is forgotten with the last process,
+/// the log would be read, and moved, again by the next.
+const LOG_SIZE: u64 = 512 << 10;
+/// Pages in it after which a commit moves what it can, for when others always have the store open.
+const LOG_PAGES: u32 = 1000;
 /// How long a writer waits for the others.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -92,7 +98,7 @@ impl Store {
         conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
         schema::migrate(&conn, &path, schema::MIGRATIONS)?;
-        conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={WAL_PAGES}"))
+        conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={LOG_PAGES}"))
             .during("configure")?;
         Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
     }
@@ -102,10 +108,22 @@ impl Store {
         &self.root
     }
 
-    /// Moves the write-ahead log into the database, as far as no reader or writer is in the way. To be called where
-    /// nobody waits (while a command runs for longer than some tens of milliseconds): it syncs.
+    /// Moves the write-ahead log into the database and empties it, if it is long and nobody else uses the store. Done when
+    /// the store is closed; to be called besides where nobody waits (while a command runs for long).
     pub fn maintain(&self) -> Result<(), StoreError> {
-        self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).during("checkpoint")
+        const OP: &str = "empty the write-ahead log";
+        let log = self.root.join("db.sqlite-wal");
+        if !std::fs::metadata(log).is_ok_and(|meta| meta.len() >= LOG_SIZE) {
+            return Ok(());
+        }
+        // Those who are in the way do it themselves, at their end.
+        PATIENT.set(false);
+        let emptied = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        PATIENT.set(true);
+        match emptied {
+            Err(err) if schema::is_busy(&err) => Ok(()),
+            other => other.during(OP),
+        }
     }
 
     /// One transaction that may write. It is committed if `f` returns `Ok`, else rolled back.
@@ -136,6 +154,13 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // A log that stays is only longer to read.
+        let _ = self.maintain();
+    }
+}
+
 fn open_database(path: &Path) -> Result<Connection, StoreError> {
     let open = || {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -153,8 +178,16 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
     }
 }
 
+thread_local! {
+    /// Whether this thread waits for others that use the database.
+    static PATIENT: Cell<bool> = const { Cell::new(true) };
+}
+
 /// SQLite's own handler sleeps up to 100 ms at a time; our transactions take about 0.1 ms, so short steps.
 fn wait_for_others(attempt: i32) -> bool {
+    if !PATIENT.get() {
+        return false;
+    }
     let micros = (50u64 << attempt.clamp(0, 5)).min(2000);
     std::thread::sleep(Duration::from_micros(micros));
     (attempt as u64) * 1600 < BUSY_LIMIT.as_micros() as u64

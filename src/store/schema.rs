@@ -155,7 +155,7 @@ fn switch_to_wal(conn: &Connection) -> Result<String, StoreError> {
     }
 }
 
-fn is_busy(err: &rusqlite::Error) -> bool {
+pub(super) fn is_busy(err: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
     matches!(err.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked))
 }

@@ -85,7 +85,10 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     release_streams(prepared.request.detach, watched);
     let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans };
     let command = running.pid;
-    let ended = supervise(running, &limits, terminal)?;
+    let ended = supervise(running, &limits, terminal, || {
+        // A log that stays is only longer to read.
+        let _ = store.maintain();
+    })?;
     let code = ended.code;
     let warning = exec.end(&prepared, &ended).err();
     if !prepared.request.detach {

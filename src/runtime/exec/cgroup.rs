@@ -33,8 +33,8 @@ pub const KILL_PATIENCE: Duration = Duration::from_secs(30);
 pub struct ExecCgroup {
     /// Directories of this exec alone.
     own: Vec<CgroupDir>,
-    /// Directories of the container that the command joins besides, and whether they are of v2.
-    joined: Vec<(PathBuf, bool)>,
+    /// Directories of the container that the command joins besides.
+    joined: Vec<CgroupDir>,
     /// On v2, the container's directory and how many of its processes had been killed for want of memory before.
     killed_before: Option<(PathBuf, u64)>,
 }
@@ -81,7 +81,7 @@ impl ExecCgroup {
             if owns && !dir.has("cpuset") {
                 plan.own.push(CgroupDir { controllers: dir.controllers.clone(), path: base.join(name) });
             } else {
-                plan.joined.push((base, dir.is_v2()));
+                plan.joined.push(CgroupDir { controllers: dir.controllers.clone(), path: base });
             }
         }
         Ok(plan)
@@ -113,19 +113,11 @@ impl ExecCgroup {
         Ok(Some(opened.map_err(|errno| failed("open cgroup", &group.path)(errno.into()))?))
     }
 
-    /// The files to which a process without other threads writes `0` to be in all the groups; `born` if it was born in the
+    /// The files by which a process joins all the groups ([`CgroupDir::door`]); `born` if it was born in the
     /// [`birthplace`](Self::birthplace).
-    ///
-    /// On v1 that is `tasks`: by it a thread that moves itself moves without the lock that keeps all processes of the
-    /// machine from forking, and for which the kernel waits several milliseconds (cgroup_procs_write_start in
-    /// kernel/cgroup/cgroup.c).
     pub fn doors(&self, born: bool) -> Vec<PathBuf> {
-        let own = self.own.iter().map(|dir| (&dir.path, dir.is_v2()));
-        let joined = self.joined.iter().map(|(path, v2)| (path, *v2));
-        own.filter(|(_, v2)| !(*v2 && born))
-            .chain(joined)
-            .map(|(path, v2)| path.join(if v2 { "cgroup.procs" } else { "tasks" }))
-            .collect()
+        let all = self.own.iter().filter(|dir| !(born && dir.is_v2())).chain(&self.joined);
+        all.map(|dir| dir.path.join(dir.door())).collect()
     }
 
     /// Whether no process of the exec is left, in nested groups too.

@@ -16,6 +16,9 @@ use crate::terms::{EndKind, Orphans};
 /// How long a command has between SIGTERM and SIGKILL when its time is up.
 pub const GRACE: Duration = Duration::from_secs(5);
 
+/// How long a command runs before its supervisor does what is best done while nobody waits for it.
+const IDLE_AFTER: Duration = Duration::from_millis(20);
+
 /// The rules for one command.
 #[derive(Debug)]
 pub struct Limits {
@@ -53,12 +56,18 @@ const TIMEOUT_CODE: u8 = 124;
 /// command is not, the container's end is not seen, so an engine hears of the exec's end first, result and all; in the
 /// other order Docker forgets the exec. The command is left to whoever takes the supervisor's children over (the shim).
 ///
-/// `terminal` is the master of its terminal, where this process passes on its own.
-pub fn supervise(running: Running, limits: &Limits, terminal: Option<OwnedFd>) -> Result<Ended, ExecError> {
+/// `terminal` is the master of its terminal, where this process passes on its own. `idle` is called once, if the command
+/// runs for longer than most.
+pub fn supervise(
+    running: Running,
+    limits: &Limits,
+    terminal: Option<OwnedFd>,
+    idle: impl FnOnce(),
+) -> Result<Ended, ExecError> {
     let begun = running.started;
     let mut relay = terminal.map(|master| sys("pass on the terminal", Relay::start(master))).transpose()?;
     let mut watch = Watch { running: &running, deadline: limits.timeout.map(|t| begun + t), terminated: None };
-    let exit = watch.until_end(relay.as_mut())?;
+    let exit = watch.until_end(relay.as_mut(), idle)?;
     let wall = begun.elapsed();
     let timed_out = watch.terminated.is_some();
 
@@ -107,12 +116,19 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     /// Until the command itself has ended.
-    fn until_end(&mut self, mut relay: Option<&mut Relay>) -> Result<Exit, ExecError> {
+    fn until_end(&mut self, mut relay: Option<&mut Relay>, idle: impl FnOnce()) -> Result<Exit, ExecError> {
+        let mut idle = Some(idle);
         loop {
             if let Some(exit) = sys("wait for the command", peek(self.running.pid))? {
                 return Ok(exit);
             }
-            self.step(relay.as_deref_mut(), true, None)?;
+            let left = IDLE_AFTER.saturating_sub(self.running.started.elapsed());
+            if left.is_zero()
+                && let Some(idle) = idle.take()
+            {
+                idle();
+            }
+            self.step(relay.as_deref_mut(), true, idle.is_some().then_some(left))?;
         }
     }
 

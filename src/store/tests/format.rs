@@ -272,3 +272,28 @@ fn check_sees_each_broken_invariant() {
         assert!(findings.iter().any(|f| f.invariant.contains(invariant)), "{sql}: {findings:#?}");
     }
 }
+
+/// The log was read, and moved, again by each next process: that it had been moved is known as long as one has it open.
+#[test]
+fn the_write_ahead_log_is_emptied_when_nobody_else_uses_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    let size = || std::fs::metadata(root.join("db.sqlite-wal")).map_or(0, |meta| meta.len());
+    let store = Store::open(&root).unwrap();
+    let key = store.add_container(&new_container("c")).unwrap();
+    let other = Store::open(&root).unwrap();
+    let in_use = rusqlite::Transaction::new_unchecked(&other.conn, rusqlite::TransactionBehavior::Deferred).unwrap();
+    assert_eq!(in_use.query_row("SELECT count(*) FROM execs", [], |row| row.get::<_, i64>(0)).unwrap(), 0);
+    while size() < super::super::LOG_SIZE {
+        run(&store, key, Ending::Empty);
+    }
+    let begun = std::time::Instant::now();
+    store.maintain().unwrap();
+    assert!(begun.elapsed() < super::super::BUSY_LIMIT / 10, "it waited for a reader");
+    assert!(size() >= super::super::LOG_SIZE);
+    drop(in_use);
+    drop(other);
+    assert_eq!(size(), 0, "who leaves last empties it");
+    run(&store, key, Ending::Empty);
+    assert_eq!(store.check().unwrap(), []);
+}
