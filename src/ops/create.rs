@@ -11,9 +11,9 @@ use crate::store::{NewContainer, Store, now_ns};
 
 /// Creates the container and registers it. On failure nothing of it is left.
 pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsError> {
-    // Before anything is made: a store that can't be used must not leave a container without history. It is not kept
-    // open, since the first process would inherit its descriptors until it is started.
-    drop(context.store()?);
+    // Before anything is made: a store that can't be used must not leave a container without history. It is not opened
+    // yet, since the first process would inherit its descriptors until it is started.
+    Store::prepare(&context.config.store)?;
     refuse_reserved(&request.bundle)?;
     let record = make(request)?;
     let id = record.id.clone();

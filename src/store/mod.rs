@@ -23,6 +23,8 @@ mod tests;
 mod trash;
 
 use std::cell::Cell;
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,7 +56,7 @@ pub const MAX_FIELD: usize = 64 << 10;
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
 /// Size of the write-ahead log, bytes, from which on it is moved into the database when the store is closed. An exec writes
-/// some 80 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
+/// some 40 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
 ///
 /// SQLite's own rule would do it in the middle of an exec; and as what was moved already is forgotten with the last process,
 /// the log would be read, and moved, again by the next.
@@ -79,6 +81,22 @@ pub fn now_ns() -> i64 {
 }
 
 impl Store {
+    /// Whether the store at `root` can be opened, as far as that is seen without reading its database: for those who do not
+    /// need it yet. Makes what is missing.
+    ///
+    /// # Errors
+    /// As [`Store::open`], but for a database that is damaged behind its header.
+    pub fn prepare(root: &Path) -> Result<(), StoreError> {
+        let path = root.join("db.sqlite");
+        let mut header = [0; schema::HEADER];
+        let read = File::open(&path).and_then(|mut file| file.read_exact(&mut header));
+        if read.is_err() || !schema::is_current(&header) {
+            // Not there yet, or not as it should be.
+            return Store::open(root).map(drop);
+        }
+        check_root(root, &open_root(root)?).map(drop)
+    }
+
     /// Opens the store at `root`, making what is missing (with its parents) and migrating an older format.
     ///
     /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.

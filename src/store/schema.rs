@@ -14,6 +14,16 @@ use crate::durable::fault;
 /// "asbx": marks a database as ours.
 const APPLICATION_ID: i64 = 0x6173_6278;
 
+/// Length of an SQLite database's header, bytes.
+pub(super) const HEADER: usize = 100;
+
+/// Whether a database whose file begins so is one of ours in the present format (sqlite.org/fileformat2.html, 1.3).
+pub(super) fn is_current(header: &[u8; HEADER]) -> bool {
+    let number =
+        |at: usize| i64::from(u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]));
+    header.starts_with(b"SQLite format 3\0") && number(60) == MIGRATIONS.len() as i64 && number(68) == APPLICATION_ID
+}
+
 /// Step N (from 0) takes format N to N + 1.
 pub(super) const MIGRATIONS: &[&str] = &[V1];
 
