@@ -5,6 +5,7 @@ pub mod attributes;
 pub mod bpf;
 pub mod exe;
 pub mod fs;
+pub mod image;
 pub mod inside;
 pub mod mount;
 pub mod mountattr;

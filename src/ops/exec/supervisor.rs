@@ -88,6 +88,7 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     let ended = supervise(running, &limits, terminal, || {
         // A log that stays is only longer to read.
         let _ = store.maintain();
+        crate::sys::image::release();
     })?;
     let code = ended.code;
     let warning = exec.end(&prepared, &ended).err();
