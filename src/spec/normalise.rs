@@ -41,7 +41,6 @@ pub const STEPS: &[Step] = &[
     Step { name: "dev-bind", run: dev_bind },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
     Step { name: "home", run: home },
-    Step { name: "seccomp-masked", run: seccomp_masked },
 ];
 
 /// Runs all steps; the names of those that changed something.
@@ -99,25 +98,6 @@ fn cgroups_path(config: &mut Config, context: &Context<'_>) -> Result<(), SpecEr
     };
     if let Some(linux) = object(config.value_mut(), "linux") {
         linux.insert("cgroupsPath".to_owned(), json!(path));
-    }
-    Ok(())
-}
-
-/// libcontainer passes a masked comparison's two values to the library in each other's place: with the mask 0, which
-/// compares nothing, Docker's rule that keeps `clone` from making namespaces lets all of them pass. The values change
-/// places here, so that they come out right.
-fn seccomp_masked(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
-    let Some(rules) = config.value_mut().pointer_mut("/linux/seccomp/syscalls").and_then(Value::as_array_mut) else {
-        return Ok(());
-    };
-    let args = rules.iter_mut().filter_map(|rule| rule.get_mut("args")?.as_array_mut()).flatten();
-    for arg in args.filter_map(Value::as_object_mut) {
-        if arg.get("op").and_then(Value::as_str) == Some("SCMP_CMP_MASKED_EQ") {
-            let mask = arg.get("value").cloned().unwrap_or(json!(0));
-            let compared = arg.get("valueTwo").filter(|v| !v.is_null()).cloned().unwrap_or(json!(0));
-            arg.insert("value".to_owned(), compared);
-            arg.insert("valueTwo".to_owned(), mask);
-        }
     }
     Ok(())
 }
@@ -328,17 +308,6 @@ mod tests {
 
     #[test]
     fn each_step() {
-        check(
-            "seccomp-masked",
-            json!({"linux": {"seccomp": {"syscalls": [
-                {"names": ["clone"], "args": [{"index": 0, "value": 2114060288, "op": "SCMP_CMP_MASKED_EQ"}]},
-                {"names": ["x"], "args": [{"index": 0, "value": 7, "valueTwo": 3, "op": "SCMP_CMP_MASKED_EQ"}, {"index": 1, "value": 5, "op": "SCMP_CMP_EQ"}]}
-            ]}}}),
-            json!({"linux": {"seccomp": {"syscalls": [
-                {"names": ["clone"], "args": [{"index": 0, "value": 0, "op": "SCMP_CMP_MASKED_EQ", "valueTwo": 2114060288}]},
-                {"names": ["x"], "args": [{"index": 0, "value": 3, "valueTwo": 7, "op": "SCMP_CMP_MASKED_EQ"}, {"index": 1, "value": 5, "op": "SCMP_CMP_EQ"}]}
-            ]}}}),
-        );
         check("own-annotations", json!({}), json!({"annotations": {"dev.agentsbx.generation": "0"}}));
         check(
             "own-annotations",
