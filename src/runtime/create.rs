@@ -190,7 +190,12 @@ fn build(
     let Bundle { rootfs, engine, .. } = bundle;
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
     let mut config = engine.clone();
-    let context = normalise::Context { id: id.as_str(), root: &root, systemd_cgroup: request.systemd_cgroup };
+    let context = normalise::Context {
+        id: id.as_str(),
+        root: &root,
+        bundle: &bundle.path,
+        systemd_cgroup: request.systemd_cgroup,
+    };
     let changed = normalise::normalise(&mut config, &context)?;
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
@@ -340,7 +345,7 @@ fn launch(
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let Ready { config, root, all, program } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, v1)?;
+    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;

@@ -5,6 +5,7 @@ pub mod inherited;
 pub mod inroot;
 pub mod normalise;
 pub mod passwd;
+mod reach;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -387,6 +388,19 @@ impl Mount {
     /// A bind mount on `/dev` itself.
     pub fn is_dev_bind(&self) -> bool {
         self.is_bind() && normalise::clean_absolute(&self.destination) == Path::new("/dev")
+    }
+
+    /// A bind mount whose source the root of the container's own user namespace cannot get to. A relative source is one of
+    /// the `bundle`'s.
+    pub fn is_out_of_reach(&self, config: &Config, bundle: &Path) -> bool {
+        let own = config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
+        let root = config.host_uid(0).zip(config.host_gid(0));
+        match (&self.source, root) {
+            (Some(source), Some((uid, gid))) if own && self.is_bind() && !self.is_dev_bind() => {
+                !reach::can_search(&bundle.join(source), uid, gid)
+            }
+            _ => false,
+        }
     }
 
     /// Has this very option.
