@@ -385,7 +385,10 @@ fn hooks_run_in_the_bundle_and_their_failure_stops_a_create() {
         .iter()
         .flat_map(|(status, n)| std::iter::repeat_n(status, *n))
         .zip(phases)
-        .map(|(status, phase)| format!("{phase} {bundle} \"status\":\"{status}\"\n"))
+        .map(|(status, phase)| {
+            let below = if phase == "createContainer" { "/rootfs" } else { "" };
+            format!("{phase} {bundle}{below} \"status\":\"{status}\"\n")
+        })
         .collect();
     assert_eq!(fs::read_to_string(&log).unwrap(), want);
     for phase in &phases[..3] {

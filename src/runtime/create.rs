@@ -349,6 +349,8 @@ fn launch(
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
+        // Execs join it by name.
+        attributes::open_session_keyring().during("open the new session keyring")?;
     }
     // Not close-on-exec: what runs in the place of hooks writes to it.
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();

@@ -155,6 +155,10 @@ pub struct Errand {
     oci_version: String,
     /// The engine's bundle; libcontainer works in one of its own.
     bundle: PathBuf,
+    /// Where to run them, if not in the current directory: as runc does it, createContainer hooks begin in the root
+    /// filesystem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dir: Option<PathBuf>,
     /// Phases and their hooks, in order.
     phases: Vec<(String, Vec<Value>)>,
     /// An inherited descriptor that takes the text of a failure.
@@ -172,7 +176,9 @@ impl Errand {
         if phases.is_empty() {
             return None;
         }
-        let errand = Errand { oci_version: record.oci_version.clone(), bundle: record.bundle.clone(), phases, report };
+        let dir = phases.iter().any(|(phase, _)| phase == "createContainer").then(|| record.rootfs.clone());
+        let (oci_version, bundle) = (record.oci_version.clone(), record.bundle.clone());
+        let errand = Errand { oci_version, bundle, dir, phases, report };
         let errand = json!(errand).to_string();
         Some(json!({
             "path": "/proc/self/exe",
@@ -182,7 +188,7 @@ impl Errand {
     }
 }
 
-/// Runs the hooks of an `errand` (JSON) in the current directory, with the state that libcontainer wrote to `state`
+/// Runs the hooks of an `errand` (JSON), with the state that libcontainer wrote to `state`
 /// completed. What fails is written to the errand's report, and true is returned if nothing did.
 pub fn relay(errand: &str, state: impl Read) -> bool {
     let Ok(errand) = serde_json::from_str::<Errand>(errand) else { return false };
@@ -197,7 +203,9 @@ pub fn relay(errand: &str, state: impl Read) -> bool {
     let ran = completed(&errand, state).and_then(|state| {
         let known = |(name, hooks)| Some((*PHASES.iter().find(|p| *p == name)?, hooks));
         let mut phases = errand.phases.iter().map(|(name, hooks)| (name, hooks)).filter_map(known);
-        phases.try_for_each(|(phase, hooks)| run_in(phase, hooks, &state, None, &[]).map_err(|err| err.to_string()))
+        phases.try_for_each(|(phase, hooks)| {
+            run_in(phase, hooks, &state, errand.dir.as_deref(), &[]).map_err(|err| err.to_string())
+        })
     });
     if let Err(text) = &ran {
         // The exit code still says that it failed.
