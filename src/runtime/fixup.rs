@@ -139,13 +139,20 @@ fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf]) -> Result<(
         let place = open(root, at, OFlags::PATH).map_err(said)?;
         kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
     }
-    if at == Path::new("/dev") {
-        let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
-        rustix::mount::unmount(at, off).map_err(|err| format!("unmount /dev: {err}"))?;
-    }
-    // Elsewhere over what keeps the place: a path is not to be trusted with an unmount, volumes may change meanwhile.
+    unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
     attach(root, tree, at)?;
     kept.iter().try_for_each(|(at, tree)| attach(root, tree, at))
+}
+
+/// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
+fn unmount(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
+    let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+        return Err(rustix::io::Errno::INVAL.into());
+    };
+    // This is a helper process: its current directory is nobody else's.
+    rustix::process::fchdir(open(root, parent, OFlags::PATH | OFlags::DIRECTORY)?)?;
+    let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
+    Ok(rustix::mount::unmount(name, off)?)
 }
 
 fn attach(root: &OwnedFd, tree: &OwnedFd, at: &Path) -> Result<(), String> {
