@@ -29,7 +29,7 @@ pub enum ProgramError {
 /// The path of the program that `name` names for the calling user, in its root and working directory. `env` has entries
 /// `NAME=value`; of several `PATH` the last counts.
 pub fn find(name: &CStr, env: &[CString]) -> Result<CString, ProgramError> {
-    let shown = name.to_string_lossy().into_owned();
+    let shown = shown(name);
     if name.to_bytes().contains(&b'/') {
         return match runnable(name) {
             Ok(true) => Ok(name.to_owned()),
@@ -48,6 +48,17 @@ pub fn find(name: &CStr, env: &[CString]) -> Result<CString, ProgramError> {
         }
     }
     Err(ProgramError::NotInPath(shown))
+}
+
+/// The name for messages: one that is longer than any path would leave no room for the reason.
+fn shown(name: &CStr) -> String {
+    const MAX: usize = 1024;
+    let mut shown = name.to_string_lossy().into_owned();
+    if shown.len() > MAX {
+        shown.truncate(shown.floor_char_boundary(MAX));
+        shown.push('…');
+    }
+    shown
 }
 
 /// Whether the calling user may execute the file; an error if it can't be looked at.
@@ -96,6 +107,8 @@ mod tests {
         assert_eq!(ask(&under), Err(format!("exec: {under:?}: stat {under}: not a directory")));
         let turning = format!("{d}/loop");
         assert_eq!(ask(&turning), Err(format!("exec: {turning:?}: stat {turning}: too many levels of symbolic links")));
+        let long = ask(&format!("/{}", "x/".repeat(50_000))).unwrap_err();
+        assert!(long.ends_with("…: file name too long") && long.len() < 3000, "{long}");
         for name in ["data", "sub"] {
             assert_eq!(ask(&format!("{d}/{name}")), Err(format!(r#"exec: "{d}/{name}": permission denied"#)));
         }
