@@ -199,10 +199,16 @@ fn a_command_needs_a_path_only_for_a_bare_name() {
 #[test]
 fn the_environment_is_as_written() {
     let env = Env::new();
-    let container = Container::new(&env, Runtime::Ours, "", |bundle| {
-        bundle.config["process"]["args"] = json!(["/bin/env"]);
-        bundle.config["process"]["env"] = json!(["Z=1", "A=2=3", "PATH=/bin", "M=", "Z=4", "HOME=/h"]);
-    });
+    let with_env = |list: serde_json::Value| {
+        Container::new(&env, Runtime::Ours, "", |bundle| {
+            bundle.config["process"]["args"] = json!(["/bin/env"]);
+            bundle.config["process"]["env"] = list;
+            fs::write(bundle.rootfs.join("etc/passwd"), "root:x:0:0::/the/home:/bin/sh\n").expect("write");
+        })
+    };
+    // Without HOME it is the image's own for the user.
+    assert_eq!(with_env(json!(["Z=1", "PATH=/bin"])).run().ok(), "Z=1\nPATH=/bin\nHOME=/the/home");
+    let container = with_env(json!(["Z=1", "A=2=3", "PATH=/bin", "M=", "Z=4", "HOME=/h"]));
     let odd: std::ffi::OsString = std::os::unix::ffi::OsStringExt::from_vec(vec![0xff, b'x']);
     let run = container.cmd(["run", "--bundle"]).arg(&container.bundle.dir).arg(&container.bundle.id);
     assert_eq!(run.env("ODD", odd).ok(), "A=2=3\nPATH=/bin\nM=\nZ=4\nHOME=/h");
@@ -269,4 +275,38 @@ fn what_is_not_supported_is_refused() {
     let features: serde_json::Value = serde_json::from_str(&env.ok(["features"])).expect("JSON");
     assert_eq!(features["linux"]["mountExtensions"]["idmap"]["enabled"], false, "{features}");
     assert_eq!(features["linux"]["selinux"]["enabled"], false, "{features}");
+}
+
+/// A profile with `SCMP_ACT_NOTIFY`: the listener gets the filter's descriptor before the command runs, calls wait for it,
+/// the identity is the configuration's; and no exec is run with less than the whole filter.
+#[test]
+fn a_seccomp_listener_gets_its_descriptor() {
+    let env = Env::new();
+    for privileges in [true, false] {
+        let script = "id -u; grep Seccomp: /proc/self/status; mkdir /made 2>&1 | grep -o 'Function not implemented'; exec sleep 100000";
+        let socket = env.dir.join(format!("listener-{privileges}"));
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("bind");
+        let accepting = std::thread::spawn(move || {
+            let stream = listener.accept().expect("accept").0;
+            agentsbx::sys::socket::receive_fd(std::os::fd::AsFd::as_fd(&stream)).expect("a descriptor")
+        });
+        let container = Container::new(&env, Runtime::Ours, script, |bundle| {
+            bundle.config["process"]["noNewPrivileges"] = privileges.into();
+            bundle.config["process"]["user"] = json!({"uid": 1000, "gid": 1000});
+            bundle.config["linux"]["seccomp"] = json!({"defaultAction": "SCMP_ACT_ALLOW", "listenerPath": socket,
+                "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_NOTIFY"}]});
+        });
+        container.start();
+        let filter = accepting.join().expect("the listener's thread");
+        let link =
+            fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&filter))).expect("readlink");
+        assert_eq!(link.to_string_lossy(), "anon_inode:seccomp notify");
+        wait_until("the command waits", std::time::Duration::from_secs(10), || container.out().lines().count() == 2);
+        let refused = container.sh("true").expect(255);
+        assert!(refused.stderr.contains("SCMP_ACT_NOTIFY is not supported for exec"), "{}", refused.stderr);
+        // Calls fail with ENOSYS once nobody listens.
+        drop(filter);
+        wait_until("the command goes on", std::time::Duration::from_secs(10), || container.out().lines().count() == 3);
+        assert_eq!(container.out(), "1000\nSeccomp:\t2\nFunction not implemented\n");
+    }
 }
