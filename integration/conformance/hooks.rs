@@ -161,6 +161,35 @@ fn a_failing_hook_stops_a_create_and_is_told() {
     }
 }
 
+/// A failing startContainer hook, or one that takes too long, ends the container before its command, and is told on its
+/// standard error.
+#[test]
+fn a_failing_start_container_hook_ends_the_container() {
+    let env = Env::new();
+    for (hook, why) in [
+        (json!({"path": "/bin/sh", "args": ["sh", "-c", "echo because >&2; exit 3"]}), "exit status: 3: because"),
+        (json!({"path": "/bin/sleep", "args": ["sleep", "98764"], "timeout": 1}), "timed out after 1 s"),
+        (json!({"path": "/none"}), "No such file or directory"),
+    ] {
+        for runtime in BOTH {
+            let container = Container::new(&env, runtime, "echo ran", |bundle| {
+                bundle.config["hooks"]["startContainer"] = json!([hook]);
+            });
+            let failed = container.run();
+            assert_ne!(failed.code, 0, "{runtime:?} {hook}");
+            assert_eq!(failed.stdout, "", "{runtime:?} {hook}");
+            if runtime == Runtime::Ours {
+                assert_eq!(failed.code, 1);
+                assert!(
+                    failed.stderr.contains("startContainer hook") && failed.stderr.contains(why),
+                    "{}",
+                    failed.stderr
+                );
+            }
+        }
+    }
+}
+
 /// A hook that takes longer than its limit fails, in every phase; its process is gone.
 #[test]
 fn a_hook_that_takes_too_long_is_ended() {

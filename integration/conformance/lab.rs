@@ -1,12 +1,13 @@
 //! The runtime under test and runc side by side, on bundles that are alike, and small C programs for what a shell cannot do.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use crate::support::bundle::Bundle;
-use crate::support::env::process;
+use crate::support::env::{binary, process};
 use crate::support::{Cmd, Env, Output};
 
 /// Which runtime runs a bundle.
@@ -27,6 +28,19 @@ impl Runtime {
         match self {
             Runtime::Ours => env.cmd(args),
             Runtime::Runc => Cmd::new("runc").arg("--root").arg(env.dir.join("runc")).args(args),
+        }
+    }
+}
+
+impl Runtime {
+    /// The words that [`Runtime::cmd`] begins with, for a command that runs it in some other place.
+    pub fn words(self, env: &Env) -> Vec<OsString> {
+        match self {
+            Runtime::Ours => {
+                let places = ["--root".into(), env.root.clone().into(), "--store".into(), env.store.clone().into()];
+                std::iter::once(binary().into_os_string()).chain(places).collect()
+            }
+            Runtime::Runc => vec!["runc".into(), "--root".into(), env.dir.join("runc").into()],
         }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::lab::{self, BOTH, Container, Runtime, add_mount, alike, side_by_side, with_user_namespace};
 use crate::support::bundle::Bundle;
+use crate::support::env::process;
 use crate::support::{Cmd, Env, wait_until};
 
 /// A working directory that is missing is made, with its parents, for whoever runs there.
@@ -308,5 +309,32 @@ fn a_seccomp_listener_gets_its_descriptor() {
         drop(filter);
         wait_until("the command goes on", std::time::Duration::from_secs(10), || container.out().lines().count() == 3);
         assert_eq!(container.out(), "1000\nSeccomp:\t2\nFunction not implemented\n");
+    }
+}
+
+/// The first process has descriptors 0, 1 and 2 and those that `--preserve-fds` names, whatever the caller had open, also
+/// with hooks.
+#[test]
+fn only_the_named_descriptors_are_inherited() {
+    let env = Env::new();
+    for runtime in BOTH {
+        for (flags, want) in [(&["--preserve-fds", "1"][..], "0 1 2 3"), (&[], "0 1 2")] {
+            let script = "cat <&3 2>/dev/null; echo /proc/self/fd/* | sed 's,/proc/self/fd/,,g'";
+            let container = Container::new(&env, runtime, script, |bundle| {
+                bundle.config["hooks"]["createRuntime"] = json!([{"path": "/bin/true"}]);
+            });
+            let kept = env.dir.join("kept");
+            fs::write(&kept, "kept\n").expect("write");
+            // 3 is preserved, 4 and 5 are not.
+            let opening = format!("exec 3<{0} 4<{0} 5>>{0}; exec \"$@\"", kept.display());
+            let run = Cmd::new("sh").args(["-c", &opening, "sh"]).args(runtime.words(&env));
+            let run = run.args(["run", "--bundle"]).arg(&container.bundle.dir).args(flags).arg(&container.bundle.id);
+            let out = run.env("AGENTSBX_CONFIG", &process().config).run().expect(0).stdout;
+            // The shell's own descriptor for the directory that it lists is the next one.
+            let seen = out.lines().last().expect("a line").trim();
+            let seen = seen.strip_suffix(&format!(" {}", want.len() / 2 + 1)).unwrap_or(seen);
+            assert_eq!(seen, want, "{runtime:?} {flags:?}");
+            assert_eq!(out.starts_with("kept\n"), !flags.is_empty(), "{runtime:?} {flags:?}: {out}");
+        }
     }
 }

@@ -121,15 +121,8 @@ fn a_hierarchy_that_is_not_mounted_is_no_obstacle() {
     let script = "umount /sys/fs/cgroup/systemd && exec \"$@\"";
     let run = container.cmd(["run", "--bundle"]).arg(&container.bundle.dir).arg(&container.bundle.id);
     let inside = Cmd::new("unshare").args(["--mount", "sh", "-c", script, "sh"]);
-    let words = [
-        binary().into_os_string(),
-        "--root".into(),
-        env.root.clone().into(),
-        "--store".into(),
-        env.store.clone().into(),
-    ];
     let output = inside
-        .args(words)
+        .args(container.runtime.words(&env))
         .args(["run", "--bundle"])
         .arg(&container.bundle.dir)
         .arg(&container.bundle.id)
