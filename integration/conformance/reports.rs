@@ -444,3 +444,24 @@ fn a_read_only_root_filesystem_is_shared() {
     });
     assert_eq!(out, "read-only\n1\n");
 }
+
+/// `--pid-file /dev/null` and the like left a regular file in the device's place, for the whole host.
+#[test]
+fn a_device_that_is_named_for_output_stays_one() {
+    let env = Env::new();
+    let null = env.dir.join("null");
+    Cmd::new("mknod").args(["-m", "666"]).arg(&null).args(["c", "1", "3"]).ok();
+    let is_device = || {
+        let kind = fs::symlink_metadata(&null).expect("it is there").file_type();
+        std::os::unix::fs::FileTypeExt::is_char_device(&kind)
+    };
+    let container = Container::new(&env, Runtime::Ours, "exec sleep 100000", |_| {});
+    let run = container.cmd(["run", "--detach", "--pid-file"]).arg(&null).arg("--bundle").arg(&container.bundle.dir);
+    run.arg(&container.bundle.id).output_to(env.dir.join("out")).run().expect(0);
+    assert!(is_device(), "run");
+    let exec = container.cmd(["exec", "--detach", "--pid-file"]).arg(&null).args([&container.bundle.id, "true"]);
+    exec.output_to(env.dir.join("detached")).run().expect(0);
+    assert!(is_device(), "exec --detach");
+    container.cmd(["exec", "--result"]).arg(&null).args([&container.bundle.id, "true"]).run().expect(0);
+    assert!(is_device(), "exec --result");
+}
