@@ -314,6 +314,7 @@ mod tests {
 
     fn check(name: &str, before: Value, after: Value) {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
         std::fs::create_dir_all(dir.path().join("etc")).unwrap();
         std::fs::create_dir(dir.path().join("sticky")).unwrap();
         std::fs::set_permissions(dir.path().join("sticky"), std::fs::Permissions::from_mode(0o1750)).unwrap();
@@ -383,7 +384,7 @@ mod tests {
             let map = json!([{"containerID": 0, "hostID": 100000, "size": 10}]);
             json!({"mounts": mounts, "linux": {"namespaces": [{"type": "user"}], "uidMappings": map, "gidMappings": map}})
         };
-        // The bundle, a temporary directory here, has mode 0700.
+        // The bundle's directory here has mode 0700.
         let bind =
             |source: &str| json!({"type": "bind", "destination": "/x", "source": source, "options": ["rbind", "ro"]});
         check(
