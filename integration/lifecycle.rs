@@ -243,26 +243,6 @@ fn a_created_container_ends_when_asked() {
     host.ok(&["delete", "--force", &host.id]);
 }
 
-/// A pid that was given to another process is not the container's.
-#[test]
-fn a_recycled_pid_is_left_alone() {
-    let host = Host::new("sleep 1000", |_| {});
-    host.detached(&["run", "--detach"]);
-    let mut innocent = Command::new("sleep").arg("1000").spawn().unwrap();
-    host.ok(&["kill", &host.id, "KILL"]);
-    until("it stopped", || host.status() == "stopped");
-    let record = host.dir.path().join("root").join(&host.id).join("agentsbx.json");
-    let mut value: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
-    value["pid"] = json!(innocent.id());
-    fs::write(&record, value.to_string()).unwrap();
-    assert_eq!(host.status(), "stopped");
-    assert!(host.fails(&["kill", &host.id, "KILL"]).contains("container not running"));
-    host.ok(&["delete", "--force", &host.id]);
-    assert_eq!(innocent.try_wait().unwrap(), None, "the innocent process lives");
-    innocent.kill().unwrap();
-    innocent.wait().unwrap();
-}
-
 /// Nested cgroups and processes that outlive the first one once blocked a delete for ever.
 #[test]
 fn delete_takes_nested_cgroups_and_orphans() {
@@ -342,61 +322,6 @@ fn a_failed_command_writes_one_line_to_the_log() {
 }
 
 #[test]
-fn stdio_at_dev_null_keeps_its_mode() {
-    let host = Host::new("cat && echo fine >/report", |_| {});
-    let status = host
-        .agentsbx(&["run", "--bundle", host.bundle().to_str().unwrap(), &host.id])
-        .stdin(fs::File::open("/etc/passwd").unwrap())
-        .stdout(Stdio::null())
-        .status()
-        .unwrap();
-    assert_eq!(status.code(), Some(0));
-    assert!(host.rootfs().join("report").exists());
-}
-
-#[test]
-fn the_environment_is_as_written() {
-    let host = Host::new("", |config| {
-        config["process"]["args"] = json!(["/bin/env"]);
-        config["process"]["env"] = json!(["Z=1", "A=2", "PATH=/bin", "Z=3"]);
-    });
-    fs::create_dir_all(host.rootfs().join("etc")).unwrap();
-    fs::write(host.rootfs().join("etc/passwd"), "root:x:0:0::/the/home:/bin/sh\n").unwrap();
-    let odd = std::ffi::OsStr::new("odd");
-    let value: std::ffi::OsString = std::os::unix::ffi::OsStringExt::from_vec(vec![0xff]);
-    let mut command = host.agentsbx(&["run", "--bundle", host.bundle().to_str().unwrap(), &host.id]);
-    let out = command.env(odd, value).output().unwrap();
-    assert_eq!(text(&out.stdout), "A=2\nPATH=/bin\nZ=3\nHOME=/the/home\n", "{}", text(&out.stderr));
-}
-
-#[test]
-fn hooks_run_in_the_bundle_and_their_failure_stops_a_create() {
-    let phases = ["prestart", "createRuntime", "createContainer", "poststart", "poststop"];
-    let host = Host::new("true", |_| {});
-    let log = host.dir.path().join("hooks");
-    let hook = |phase: &str| {
-        let script = format!("echo {phase} $(pwd) $(cat | grep -o '\"status\":\"[a-z]*\"') >>{}", log.display());
-        json!([{"path": "/bin/sh", "args": ["sh", "-c", script], "env": ["PATH=/usr/bin:/bin"]}])
-    };
-    host.edit(|config| phases.iter().for_each(|phase| config["hooks"][phase] = hook(phase)));
-    assert_eq!(host.foreground().status.code(), Some(0));
-    let bundle = host.bundle().display().to_string();
-    let want: String = [("creating", 3), ("running", 1), ("stopped", 1)]
-        .iter()
-        .flat_map(|(status, n)| std::iter::repeat_n(status, *n))
-        .zip(phases)
-        .map(|(status, phase)| format!("{phase} {bundle} \"status\":\"{status}\"\n"))
-        .collect();
-    assert_eq!(fs::read_to_string(&log).unwrap(), want);
-    for phase in &phases[..3] {
-        host.edit(|config| config["hooks"] = json!({*phase: [{"path": "/bin/false"}]}));
-        assert_eq!(host.foreground().status.code(), Some(1), "{phase}");
-        assert_eq!(host.ok(&["list", "-q"]), "");
-        assert_eq!(host.cgroups(), Vec::<PathBuf>::new());
-    }
-}
-
-#[test]
 fn limits_are_updated_and_counted() {
     let host = Host::new("echo up; exec sleep 1000", |_| {});
     host.detached(&["run", "--detach"]);
@@ -429,20 +354,6 @@ fn a_kill_for_memory_is_an_event() {
     assert_eq!(out, format!("{{\"type\":\"oom\",\"id\":\"{}\"}}\n", host.id));
 }
 
-#[test]
-fn the_container_sees_its_own_cgroup_only_and_read_only() {
-    let script = "mkdir /sys/fs/cgroup/pids/x 2>/dev/null || mkdir /sys/fs/cgroup/x 2>/dev/null && echo made;
-        cat /proc/self/cgroup; grep cgroup /proc/mounts";
-    let host = Host::new(script, |_| {});
-    let out = text(&host.foreground().stdout);
-    assert!(!out.contains("made"), "{out}");
-    for line in out.lines().filter(|l| l.contains(':') && !l.starts_with('c')) {
-        assert!(line.ends_with(&host.id), "in every hierarchy: {line}");
-    }
-    let mounts: Vec<&str> = out.lines().filter(|l| l.starts_with("cgroup") || l.starts_with("tmpfs")).collect();
-    assert!(!mounts.is_empty() && mounts.iter().all(|m| m.contains(" ro,")), "{mounts:?}");
-}
-
 /// SIGKILL of a create at any moment leaves nothing that a forced delete does not find.
 #[test]
 fn a_create_that_is_killed_is_deleted_whole() {
@@ -470,31 +381,4 @@ fn a_root_filesystem_that_leads_out_is_refused() {
     std::os::unix::fs::symlink(outside.path(), host.rootfs().join("dev")).unwrap();
     assert_eq!(host.foreground().status.code(), Some(1));
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "nothing was made outside");
-}
-
-#[test]
-fn mounts_as_the_specification_allows() {
-    let script = "cat /etc/resolv.conf /up/f; pwd; grep -c ' /plain ' /proc/mounts";
-    let host = Host::new(script, |config| {
-        let mounts = config["mounts"].as_array_mut().unwrap();
-        mounts[0].as_object_mut().unwrap().remove("source");
-        mounts.push(json!({"destination": "/up", "type": "tmpfs", "source": "tmpfs", "options": ["tmpcopyup"]}));
-        mounts.push(json!({"destination": "/plain", "type": "tmpfs"}));
-        config["linux"]["rootfsPropagation"] = json!("rprivate");
-        config["process"]["cwd"] = json!("/made/for/it");
-        config["process"]["noNewPrivileges"] = json!(false);
-    });
-    fs::create_dir_all(host.rootfs().join("etc")).unwrap();
-    fs::create_dir_all(host.rootfs().join("up")).unwrap();
-    fs::write(host.rootfs().join("up/f"), "copied\n").unwrap();
-    std::os::unix::fs::symlink("../run/stub.conf", host.rootfs().join("etc/resolv.conf")).unwrap();
-    let source = host.dir.path().join("resolv");
-    fs::write(&source, "bound\n").unwrap();
-    host.edit(|config| {
-        let bind =
-            json!({"destination": "/etc/resolv.conf", "type": "bind", "source": source, "options": ["bind", "ro"]});
-        config["mounts"].as_array_mut().unwrap().push(bind);
-    });
-    let out = host.foreground();
-    assert_eq!(text(&out.stdout), "bound\ncopied\n/made/for/it\n1\n", "{}", text(&out.stderr));
 }

@@ -29,6 +29,20 @@ pub fn replace_unsynced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> 
     put(path, bytes, mode, false, RenameFlags::empty())
 }
 
+/// Gives `bytes` to the file that a caller named, synced if `sync`. A regular file is replaced as by [`replace`]; what only
+/// takes bytes (a device such as `/dev/null`, a pipe) is written to, as by a shell: replacing it would
+/// leave the host with a file in its place. A pipe without a reader is an error.
+pub fn deliver(path: &Path, bytes: &[u8], mode: u32, sync: bool) -> io::Result<()> {
+    let takes_bytes = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
+    if !takes_bytes {
+        return put(path, bytes, mode, sync, RenameFlags::empty());
+    }
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    File::from(file).write_all(bytes)
+}
+
 /// Like [`replace`], but fails with `AlreadyExists` where there is something at `path`.
 pub fn publish(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, true, RenameFlags::NOREPLACE)
@@ -284,6 +298,32 @@ mod tests {
             std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    /// `--result /dev/null` had replaced the host's /dev/null by a regular file.
+    #[test]
+    fn what_only_takes_bytes_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        deliver(&file, b"one", 0o644, false).unwrap();
+        deliver(&file, b"two", 0o644, true).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(deliver(&fifo, b"x", 0o644, false).unwrap_err().raw_os_error(), Some(libc::ENXIO));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&fifo, &link).unwrap();
+        let mut reader = File::from(rustix::fs::open(&fifo, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap());
+        for path in [&fifo, &link] {
+            deliver(path, b"told", 0o644, true).unwrap();
+            let mut text = [0; 4];
+            std::io::Read::read_exact(&mut reader, &mut text).unwrap();
+            assert_eq!(&text, b"told");
+        }
+        use std::os::unix::fs::FileTypeExt;
+        assert!(std::fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+        assert!(std::fs::symlink_metadata(&link).unwrap().file_type().is_symlink());
+        assert!(deliver(dir.path(), b"x", 0o644, false).is_err(), "a directory takes none");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod events;
 mod exec;
 mod features;
 mod gc;
+mod hooks;
 mod kill;
 mod list;
 mod log;
@@ -198,6 +199,8 @@ enum Command {
     Features(features::Args),
     Checkpoint(checkpoint::Args),
     Restore(restore::Args),
+    #[command(name = crate::runtime::hooks::RELAY_VERB, hide = true)]
+    CreateHooks(hooks::Args),
 }
 
 impl Command {
@@ -207,6 +210,7 @@ impl Command {
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Commit(args) => commit::run(global, args),
             Command::Create(args) => create::run(global, args),
+            Command::CreateHooks(args) => hooks::run(global, args),
             Command::Delete(args) => delete::run(global, args),
             Command::Diff(args) => diff::run(global, args),
             Command::Discard(args) => discard::run(global, args),

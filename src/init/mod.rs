@@ -11,7 +11,7 @@
 //! | child → supervisor | end of file | execve has succeeded: the socket is close-on-exec |
 //! | child → supervisor | text, then end of file | a step failed; the text is for people and engines |
 
-mod program;
+pub(crate) mod program;
 mod steps;
 
 use std::ffi::CString;

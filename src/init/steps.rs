@@ -64,6 +64,10 @@ pub(super) const STEPS: &[Step] = &[
     // As root first: the directory may be closed to the user.
     ("working directory", chdir),
     ("own the streams", own_streams),
+    // Before a filter that may not know the call; what is opened from here on is close-on-exec by itself.
+    ("close on exec", |s| {
+        sys("mark descriptors close-on-exec", attributes::close_on_exec_from(3 + s.plan.preserve_fds))
+    }),
     // Without no_new_privs, loading a filter takes CAP_SYS_ADMIN, which the next step may drop.
     ("seccomp, privileged", |s| if s.plan.no_new_privileges { Ok(()) } else { seccomp(s) }),
     ("identity", identity),
@@ -76,9 +80,6 @@ pub(super) const STEPS: &[Step] = &[
     ("find the program", find_program),
     // The change of ids has cleared it (prctl(2)).
     ("tie to the supervisor, again", tie),
-    ("close on exec", |s| {
-        sys("mark descriptors close-on-exec", attributes::close_on_exec_from(3 + s.plan.preserve_fds))
-    }),
     // As late as can be, so that the filter need not allow what this list does.
     ("seccomp", |s| if s.plan.no_new_privileges { seccomp(s) } else { Ok(()) }),
     ("exec", execute),

@@ -1,6 +1,6 @@
 //! A seccomp profile compiled to the program that the kernel takes.
 //!
-//! The profile is compiled once, when a container is created; every exec loads the same bytes.
+//! The profile is compiled once, when a container is created; its first process and every exec load the same bytes.
 
 use std::io::{Read, Seek};
 use std::os::fd::AsFd;
@@ -11,6 +11,7 @@ use oci_spec::runtime::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::enosys;
 use crate::error::{Classify, Kind};
 
 /// Why a profile could not be compiled.
@@ -64,7 +65,7 @@ pub struct Program {
 /// Compiles a profile.
 ///
 /// A system call that this build of the library does not know is left to the default action, as runc does; so is a rule
-/// whose action is the default one.
+/// whose action is the default one. Calls newer than any that the profile names are `ENOSYS` (see [`enosys`]).
 pub fn compile(profile: &LinuxSeccomp) -> Result<Program, SeccompError> {
     let default = action(profile.default_action(), profile.default_errno_ret(), "the default")?;
     let filter_error = |what: &str| {
@@ -72,7 +73,9 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Program, SeccompError> {
         move |source| SeccompError::Filter { what, source }
     };
     let mut context = ScmpFilterContext::new(default).map_err(filter_error("default action"))?;
+    let mut architectures = vec![ScmpArch::Native];
     for arch in profile.architectures().iter().flatten() {
+        architectures.push(architecture(*arch));
         context.add_arch(architecture(*arch)).map_err(filter_error(&format!("architecture {arch}")))?;
     }
     for rule in profile.syscalls().iter().flatten() {
@@ -91,7 +94,7 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Program, SeccompError> {
             .map_err(|errno| SeccompError::Export(errno.into()))?,
     );
     context.export_bpf(file.as_fd()).map_err(filter_error("export"))?;
-    let mut instructions = Vec::new();
+    let mut instructions = enosys::prefix(profile, &architectures);
     file.rewind().and_then(|()| file.read_to_end(&mut instructions)).map_err(SeccompError::Export)?;
     let flags = profile.flags().iter().flatten().map(|flag| flag_bits(*flag)).fold(0, |all, bit| all | bit);
     Ok(Program { instructions, flags })
@@ -249,6 +252,19 @@ mod tests {
                 "args":[{{"index":2,"value":448,"valueTwo":{value_two},"op":"SCMP_CMP_MASKED_EQ"}}]}}]}}"#
             );
             assert_eq!(errno_of_mkdir(&compile(&profile(&json)).unwrap()), want, "valueTwo {value_two}");
+        }
+    }
+
+    /// A program gives up on `EPERM` where on `ENOSYS` it would take an older call. `mkdirat` has a number above those of
+    /// all calls that are always named here, `fchmodat2` one above its.
+    #[test]
+    fn a_call_newer_than_the_profile_is_unknown_and_not_forbidden() {
+        for (more, want) in [("munmap", libc::ENOSYS), ("fchmodat2", libc::EPERM), ("mkdirat", libc::ENOENT)] {
+            let json = format!(
+                r#"{{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{{"names":["exit","exit_group","write","{more}"],
+                "action":"SCMP_ACT_ALLOW"}}]}}"#
+            );
+            assert_eq!(errno_of_mkdir(&compile(&profile(&json)).unwrap()), want, "{more}");
         }
     }
 

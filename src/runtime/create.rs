@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,28 @@ use std::path::{Path, PathBuf};
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::launch::{self, Identity};
 use super::members;
-use super::payload::Payload;
+use super::payload::{Given, Payload};
 use super::prepare;
 use super::seccomp;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
+use crate::policy::seccomp::Program;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
+
+/// Longest text of a failed hook that is told, in bytes.
+const HOOK_TEXT_MAX: u64 = 4096;
 
 /// What `create` is asked for. Paths may be relative to the current directory.
 #[derive(Debug, Default)]
@@ -68,7 +73,7 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
     let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
-    // libcontainer reads the configuration back from the bundle: one create at a time in one bundle.
+    // One create at a time in one bundle: each replaces its configuration.
     let lock = rustix::fs::open(&bundle, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .on("open", &bundle)?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("lock", &bundle)?;
@@ -185,7 +190,12 @@ fn build(
     let Bundle { rootfs, engine, .. } = bundle;
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
     let mut config = engine.clone();
-    let context = normalise::Context { id: id.as_str(), root: &root, systemd_cgroup: request.systemd_cgroup };
+    let context = normalise::Context {
+        id: id.as_str(),
+        root: &root,
+        bundle: &bundle.path,
+        systemd_cgroup: request.systemd_cgroup,
+    };
     let changed = normalise::normalise(&mut config, &context)?;
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
@@ -245,6 +255,7 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
+    let (filter, program) = seccomp::prepare(engine, &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut record = Record {
         version: VERSION,
@@ -264,10 +275,11 @@ fn build_in(
         annotations: config.annotations(),
         store_key: request.store_key,
         namespaces: config.namespaces().into_iter().map(|(kind, path)| NamespaceRef { kind, path }).collect(),
-        seccomp: seccomp::prepare(engine, &dir)?,
+        seccomp: filter,
         personality: personality(engine)?,
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
+        hooks: engine.hooks(),
         dir,
     };
     record.save()?;
@@ -276,11 +288,12 @@ fn build_in(
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let started = launch(request, &record, bundle, &config, &root, &all, paths).and_then(|started| {
-        let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
-        scope.hand_over(&dir.path)?;
-        Ok(started)
-    });
+    let started = launch(request, &record, bundle, &Ready { config: &config, root: &root, all: &all, program }, paths)
+        .and_then(|started| {
+            let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
+            scope.hand_over(&dir.path)?;
+            Ok(started)
+        });
     match started {
         Ok((pid, cgroups)) => {
             record.pid = pid;
@@ -314,23 +327,37 @@ fn discard(dirs: &[CgroupDir]) {
     let _ = members::remove(dirs);
 }
 
+/// What a first process is made from.
+struct Ready<'a> {
+    config: &'a Config,
+    root: &'a OwnedFd,
+    all: &'a [Hierarchy],
+    program: Option<Program>,
+}
+
 /// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
 fn launch(
     request: &CreateRequest,
     record: &Record,
     bundle: &Bundle,
-    config: &Config,
-    root: &OwnedFd,
-    all: &[Hierarchy],
+    ready: &Ready<'_>,
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
+    let Ready { config, root, all, program } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, v1)?;
+    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
+        // Execs join it by name.
+        attributes::open_session_keyring().during("open the new session keyring")?;
     }
-    let payload = Payload::new(&bundle.engine, request.listen_fds, bundle.lock.as_raw_fd());
+    // Not close-on-exec: what runs in the place of hooks writes to it.
+    let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
+    let parents = vec![bundle.lock.as_raw_fd(), report.as_raw_fd()];
+    let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
+    let payload = Payload::new(&bundle.engine, given)?;
+    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd())?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {
         true => Some(cgroup::join_extra(&record.cgroup_path, all)?),
@@ -340,7 +367,7 @@ fn launch(
     let here = rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let result = rustix::process::chdir(&record.bundle).on("change directory to", &record.bundle).and_then(|()| {
         capture
-            .during(request.debug_log.as_ref(), || first_process(request, record, payload, paths))
+            .during(request.debug_log.as_ref(), || first_process(request, record, &source, payload, paths))
             .during("capture library errors")
     });
     if let Ok(here) = here {
@@ -349,6 +376,9 @@ fn launch(
     }
     let left = joined.map_or(Ok(()), cgroup::Joined::leave);
     let pid = result?.map_err(|err| {
+        if let Some(told) = told_by_hooks(report) {
+            return RuntimeError::Start(told);
+        }
         let captured = capture.lines().unwrap_or_default();
         RuntimeError::Start(super::create_text::explain(&err.to_string(), &captured, config))
     })?;
@@ -365,9 +395,17 @@ fn launch(
     Ok((pid, cgroups))
 }
 
+/// What a failed hook of this create said, at most [`HOOK_TEXT_MAX`] bytes of it.
+fn told_by_hooks(mut report: fs::File) -> Option<String> {
+    let mut bytes = Vec::new();
+    report.rewind().and_then(|()| report.take(HOOK_TEXT_MAX).read_to_end(&mut bytes)).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned()).filter(|text| !text.is_empty())
+}
+
 fn first_process(
     request: &CreateRequest,
     record: &Record,
+    source: &Path,
     payload: Payload,
     paths: &Outputs,
 ) -> Result<i32, LibcontainerError> {
@@ -376,7 +414,7 @@ fn first_process(
         .with_root_path(record.dir.join(LIBCONTAINER))?
         .with_console_socket(paths.console_socket.clone())
         .with_preserved_fds(request.preserve_fds)
-        .as_init(&record.bundle)
+        .as_init(source)
         .with_systemd(!record.cgroup_path.is_absolute())
         .with_detach(true)
         .with_no_pivot(request.no_pivot)
@@ -399,7 +437,7 @@ fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
             .on("send pidfd to", path)?;
     }
     if let Some(path) = &paths.pid_file {
-        durable::replace_unsynced(path, record.pid.to_string().as_bytes(), 0o644).on("write pid file", path)?;
+        durable::deliver(path, record.pid.to_string().as_bytes(), 0o644, false).on("write pid file", path)?;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
     let inner = ["OtherError(\"", "ExecFailed(\""].iter().find_map(|w| text.split_once(w));
     let unescaped = inner.and_then(|(_, rest)| rest.split_once("\"), expected")).map(|(t, _)| t.replace("\\\"", "\""));
     let text = unescaped.as_deref().unwrap_or(text);
-    if let Some(line) = captured.iter().find(|l| l.starts_with("failed to chdir")) {
+    if let Some(line) = captured.iter().find(|l| l.starts_with("failed to chdir") && !is_precise(text)) {
         let why = errno_in(line).unwrap_or_else(|| "not possible".to_owned());
         return format!("chdir to cwd ({:?}) set in {} failed: {why}", config.cwd(), crate::spec::CONFIG);
     }
@@ -87,7 +87,8 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
 
 /// The words of our own executor, or a system call's error: nothing to add.
 fn is_precise(text: &str) -> bool {
-    text.starts_with("exec: ") || text.contains("os error") || text.starts_with("sysctl ")
+    const OURS: [&str; 5] = ["exec: ", "chdir to cwd", "current working directory is", "load the seccomp", "set the "];
+    OURS.iter().any(|words| text.starts_with(words)) || text.contains("os error") || text.starts_with("sysctl ")
 }
 
 /// The first errno that `line` names, in words.

@@ -8,7 +8,6 @@ use super::cgroup;
 use super::error::{On, RuntimeError};
 use super::hooks;
 use super::members;
-use super::start::hooks_of;
 use super::state::{Record, Status};
 use super::systemd;
 use crate::id::ContainerId;
@@ -53,8 +52,7 @@ pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeEr
     }
     members::remove(&record.cgroups)?;
     remove_resctrl(&record);
-    let warning =
-        hooks_of(&record, "poststop").and_then(|list| hooks::run("poststop", &list, &record, Status::Stopped)).err();
+    let warning = hooks::run("poststop", record.hooks_of("poststop"), &record, Status::Stopped).err();
     spec::restore(&record.bundle)?;
     remove_dir(&record.dir)?;
     Ok(warning)

@@ -18,9 +18,9 @@ use crate::sys::{inside, mount, proc};
 enum Fixup {
     /// Flags or propagation that libcontainer does not apply.
     Attr { at: PathBuf, attr: MountAttr, recursive: bool, why: &'static str },
-    /// The engine's `/dev`, cloned, put over the one that libcontainer worked in; what was mounted below that one is
-    /// mounted below the new one again.
-    Dev { tree: OwnedFd, again: Vec<PathBuf> },
+    /// A clone of the engine's source, put in its place: the engine's `/dev`, for the one that libcontainer worked in, or
+    /// a source that it could not get to. What was mounted below is mounted below the new one again.
+    Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -31,19 +31,34 @@ pub struct Fixups(Vec<Fixup>);
 
 impl Fixups {
     /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
-    /// mounts in the same order, then perhaps more). `v1`: the host has v1 hierarchies.
-    pub fn plan(engine: &Config, normalised: &Config, root: &OwnedFd, v1: bool) -> Result<Fixups, RuntimeError> {
+    /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `v1`: the host has v1
+    /// hierarchies.
+    pub fn plan(
+        engine: &Config,
+        normalised: &Config,
+        root: &OwnedFd,
+        bundle: &Path,
+        v1: bool,
+    ) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
         let mut given = normalised.mounts();
         given.truncate(engine.mounts().len());
-        for (wanted, at) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())) {
+        let below = |at: &Path, from: usize| -> Vec<PathBuf> {
+            let later = given[from..].iter().map(|m| m.destination.clone());
+            later.filter(|d| d.starts_with(at) && d != at).collect()
+        };
+        for (n, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate() {
             if wanted.is_dev_bind() {
-                let mut again: Vec<PathBuf> = given.iter().map(|m| m.destination.clone()).collect();
-                again.retain(|d| d.starts_with("/dev") && *d != Path::new("/dev"));
+                let at = PathBuf::from("/dev");
+                let mut again = below(&at, 0);
                 if engine.terminal() {
                     again.push("/dev/console".into());
                 }
-                list.push(Fixup::Dev { tree: clone_source(wanted)?, again });
+                list.push(Fixup::Put { at, tree: clone_source(wanted, bundle)?, again });
+                continue;
+            }
+            if wanted.is_out_of_reach(engine, bundle) {
+                list.push(Fixup::Put { again: below(&at, n + 1), tree: clone_source(wanted, bundle)?, at });
                 continue;
             }
             if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
@@ -85,7 +100,7 @@ impl Fixup {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
-            Fixup::Dev { tree, again } => put_dev(root, tree, again),
+            Fixup::Put { at, tree, again } => put(root, at, tree, again),
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
@@ -99,8 +114,8 @@ fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
 }
 
 /// The source of a bind mount as a detached tree, with the mount's flags and propagation.
-fn clone_source(mount: &Mount) -> Result<OwnedFd, RuntimeError> {
-    let source = mount.source.as_deref().unwrap_or(Path::new(""));
+fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
+    let source = &bundle.join(mount.source.as_deref().unwrap_or(Path::new("")));
     let recursive = mount.has("rbind");
     let mut how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     how.set(OpenTreeFlags::AT_RECURSIVE, recursive);
@@ -111,20 +126,33 @@ fn clone_source(mount: &Mount) -> Result<OwnedFd, RuntimeError> {
     if set != 0 {
         mountattr::set(&tree, MountAttr { set, propagation: 0 }, false).on("set flags of", source)?;
     }
+    if mount.has("rro") {
+        mountattr::set(&tree, MountAttr { set: mountattr::RDONLY, propagation: 0 }, true).on("set flags of", source)?;
+    }
     Ok(tree)
 }
 
-fn put_dev(root: &OwnedFd, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
+fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
     let mut kept = Vec::new();
     for at in again {
         let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
         let place = open(root, at, OFlags::PATH).map_err(said)?;
         kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
     }
-    let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
-    rustix::mount::unmount("/dev", off).map_err(|err| format!("unmount /dev: {err}"))?;
-    attach(root, tree, Path::new("/dev"))?;
+    unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
+    attach(root, tree, at)?;
     kept.iter().try_for_each(|(at, tree)| attach(root, tree, at))
+}
+
+/// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
+fn unmount(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
+    let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+        return Err(rustix::io::Errno::INVAL.into());
+    };
+    // This is a helper process: its current directory is nobody else's.
+    rustix::process::fchdir(open(root, parent, OFlags::PATH | OFlags::DIRECTORY)?)?;
+    let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
+    Ok(rustix::mount::unmount(name, off)?)
 }
 
 fn attach(root: &OwnedFd, tree: &OwnedFd, at: &Path) -> Result<(), String> {
@@ -191,13 +219,13 @@ mod tests {
         std::fs::create_dir(dir.path().join("run")).unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
-        Fixups::plan(&config, &config, &root, v1)
+        Fixups::plan(&config, &config, &root, Path::new("/"), v1)
             .unwrap()
             .0
             .iter()
             .map(|f| match f {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
-                Fixup::Dev { again, .. } => format!("dev {again:?}"),
+                Fixup::Put { at, again, .. } => format!("{} {again:?}", at.display()),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
             })
             .collect()

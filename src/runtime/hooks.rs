@@ -1,20 +1,48 @@
-//! The hooks that we run ourselves (poststart, poststop): in the bundle's directory, with the state on stdin.
+//! The hooks of the runtime specification, with the container's state on stdin and their output kept for the error.
+//!
+//! poststart and poststop are run where they happen, startContainer by the payload. The three phases of a create can only
+//! happen inside libcontainer, at moments that it offers to its own hooks; but those do not get the process's id in
+//! createContainer, and their output is lost. So libcontainer is given one hook in each place, this program ([`relay`]),
+//! with an [`Errand`] that says what to run:
+//!
+//! | phase | run by | namespaces | `status` | `pid` |
+//! |---|---|---|---|---|
+//! | prestart, createRuntime | relay | the runtime's | creating | as the runtime sees it |
+//! | createContainer | relay | the container's, before its root is entered | creating | as the container sees it |
+//! | startContainer | the first process, filtered and without privileges | the container's | created | as the container sees it |
+//! | poststart | `start` | the runtime's | running | as the runtime sees it |
+//! | poststop | `delete` | the runtime's | stopped | none |
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::RuntimeError;
 use super::state::{Record, Status};
-use crate::sys::proc;
+use crate::sys::{attributes, process};
 
 /// How much of a failed hook's output is told, in bytes.
 const OUTPUT_MAX: u64 = 2048;
+/// How often a hook with a time limit is looked at.
+const TICK: Duration = Duration::from_millis(2);
+
+/// All phases, in the order in which they happen.
+pub const PHASES: [&str; 6] =
+    ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+/// The verb by which libcontainer runs this program in the place of hooks.
+pub const RELAY_VERB: &str = "create-hooks";
+/// The variable that holds the [`Errand`].
+pub const ERRAND: &str = "AGENTSBX_HOOKS";
+/// Longest state document that is read, in bytes.
+const STATE_MAX: u64 = 16 << 20;
 
 /// The state document of the runtime specification, as hooks get it.
 pub fn oci_state(record: &Record, status: Status) -> Value {
@@ -34,65 +62,169 @@ pub fn oci_state(record: &Record, status: Status) -> Value {
     state
 }
 
-/// Runs `hooks` one after another; stops at the first that fails.
+/// Runs `hooks` one after another in the bundle; stops at the first that fails.
 pub fn run(phase: &'static str, hooks: &[Value], record: &Record, status: Status) -> Result<(), RuntimeError> {
     let state = oci_state(record, status).to_string();
+    run_in(phase, hooks, &state, Some(&record.bundle), &[])
+}
+
+/// Runs `hooks` one after another in `dir` (the current directory if none); stops at the first that fails. A hook without
+/// an environment of its own gets `env`, each entry `NAME=value`.
+pub(super) fn run_in(
+    phase: &'static str,
+    hooks: &[Value],
+    state: &str,
+    dir: Option<&Path>,
+    env: &[String],
+) -> Result<(), RuntimeError> {
     for hook in hooks {
         let path = hook["path"].as_str().unwrap_or_default();
-        one(hook, path, &state, record).map_err(|why| RuntimeError::Hook { phase, path: path.to_owned(), why })?;
+        one(hook, path, state, dir, env).map_err(|why| RuntimeError::Hook { phase, path: path.to_owned(), why })?;
     }
     Ok(())
 }
 
-fn one(hook: &Value, path: &str, state: &str, record: &Record) -> Result<(), String> {
-    let strings = |key: &str| -> Vec<String> {
-        let list = hook[key].as_array();
-        list.map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default()
+fn one(hook: &Value, path: &str, state: &str, dir: Option<&Path>, default_env: &[String]) -> Result<(), String> {
+    let strings = |key: &str| -> Option<Vec<String>> {
+        let list = hook[key].as_array()?;
+        Some(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
     };
     let text = |err: std::io::Error| err.to_string();
-    let output: File = rustix::fs::memfd_create("hook", MemfdFlags::CLOEXEC).map_err(|e| text(e.into()))?.into();
-    let stdio = || output.try_clone().map(Stdio::from).map_err(text);
+    // Where the container's filter forbids it the output is lost, and nothing else.
+    let output: Option<File> = rustix::fs::memfd_create("hook", MemfdFlags::CLOEXEC).ok().map(File::from);
+    let stdio = || match &output {
+        Some(file) => file.try_clone().map(Stdio::from).map_err(text),
+        None => Ok(Stdio::null()),
+    };
     let mut command = Command::new(path);
-    let args = strings("args");
-    if let Some((arg0, rest)) = args.split_first() {
+    if let Some((arg0, rest)) = strings("args").unwrap_or_default().split_first() {
         command.arg0(arg0).args(rest);
     }
-    command.env_clear().current_dir(&record.bundle).stdin(Stdio::piped()).stdout(stdio()?).stderr(stdio()?);
-    for entry in strings("env") {
+    if let Some(dir) = dir {
+        command.current_dir(dir);
+    }
+    command.env_clear().stdin(Stdio::piped()).stdout(stdio()?).stderr(stdio()?);
+    for entry in strings("env").unwrap_or_else(|| default_env.to_vec()) {
         if let Some((key, value)) = entry.split_once('=') {
             command.env(key, value);
         }
     }
     let mut child = command.spawn().map_err(text)?;
-    let pid = child.id() as i32;
     if let Some(mut stdin) = child.stdin.take() {
         // A hook that does not read its state is fine: the pipe breaks, or the state stays in it (it fits).
         let _ = stdin.write_all(state.as_bytes());
     }
-    if let Some(seconds) = hook["timeout"].as_u64() {
-        let start = proc::stat(pid).map_err(text)?.map(|s| s.start_time).unwrap_or_default();
-        let ended = match proc::PidFd::open(pid, start).map_err(|err| text(err.into()))? {
-            Some(pidfd) => pidfd.wait_ended(Duration::from_secs(seconds)).map_err(text)?,
-            None => true,
-        };
-        if !ended {
+    let status = wait(&mut child, hook["timeout"].as_u64())?;
+    if status.success() {
+        return Ok(());
+    }
+    let mut told = Vec::new();
+    if let Some(mut output) = output {
+        // What it printed is an extra; the status is the failure.
+        let _ = output.rewind();
+        let _ = output.take(OUTPUT_MAX).read_to_end(&mut told);
+    }
+    let told = String::from_utf8_lossy(&told).trim().to_owned();
+    Err(if told.is_empty() { status.to_string() } else { format!("{status}: {told}") })
+}
+
+/// Waits for the hook's end, at most `seconds`; then it is killed.
+fn wait(child: &mut Child, seconds: Option<u64>) -> Result<ExitStatus, String> {
+    let text = |err: std::io::Error| err.to_string();
+    let Some(seconds) = seconds else { return child.wait().map_err(text) };
+    let limit = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        if let Some(status) = child.try_wait().map_err(text)? {
+            return Ok(status);
+        }
+        if Instant::now() >= limit {
             // It is ours and unreaped, so the pid is still its own.
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("timed out after {seconds} s"));
         }
+        std::thread::sleep(TICK);
     }
-    let status = child.wait().map_err(text)?;
-    if status.success() {
-        return Ok(());
+}
+
+/// What a [`relay`] is to do.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Errand {
+    /// The configuration's `ociVersion`.
+    oci_version: String,
+    /// The engine's bundle; libcontainer works in one of its own.
+    bundle: PathBuf,
+    /// Where to run them, if not in the current directory: as runc does it, createContainer hooks begin in the root
+    /// filesystem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dir: Option<PathBuf>,
+    /// Phases and their hooks, in order.
+    phases: Vec<(String, Vec<Value>)>,
+    /// An inherited descriptor that takes the text of a failure.
+    report: RawFd,
+}
+
+impl Errand {
+    /// What libcontainer is to run in the place of the hooks of `phases`; nothing if there are none.
+    pub(super) fn hook(record: &Record, phases: &[&str], report: RawFd) -> Option<Value> {
+        let phases: Vec<(String, Vec<Value>)> = phases
+            .iter()
+            .map(|phase| ((*phase).to_owned(), record.hooks_of(phase).to_vec()))
+            .filter(|(_, hooks)| !hooks.is_empty())
+            .collect();
+        if phases.is_empty() {
+            return None;
+        }
+        let dir = phases.iter().any(|(phase, _)| phase == "createContainer").then(|| record.rootfs.clone());
+        let (oci_version, bundle) = (record.oci_version.clone(), record.bundle.clone());
+        let errand = Errand { oci_version, bundle, dir, phases, report };
+        let errand = json!(errand).to_string();
+        Some(json!({
+            "path": "/proc/self/exe",
+            "args": [super::NAME, RELAY_VERB],
+            "env": [format!("{ERRAND}={errand}")],
+        }))
     }
-    let mut told = Vec::new();
-    let mut output = output;
-    // What it printed is an extra; the status is the failure.
-    let _ = output.rewind();
-    let _ = output.take(OUTPUT_MAX).read_to_end(&mut told);
-    let told = String::from_utf8_lossy(&told).trim().to_owned();
-    Err(if told.is_empty() { status.to_string() } else { format!("{status}: {told}") })
+}
+
+/// Runs the hooks of an `errand` (JSON), with the state that libcontainer wrote to `state`
+/// completed. What fails is written to the errand's report, and true is returned if nothing did.
+pub fn relay(errand: &str, state: impl Read) -> bool {
+    let Ok(errand) = serde_json::from_str::<Errand>(errand) else { return false };
+    if errand.report < 0 {
+        return false;
+    }
+    let report = process::borrow_for_life(errand.report);
+    // The hooks have no business with it.
+    if attributes::close_on_exec_from(3).is_err() {
+        return false;
+    }
+    let ran = completed(&errand, state).and_then(|state| {
+        let known = |(name, hooks)| Some((*PHASES.iter().find(|p| *p == name)?, hooks));
+        let mut phases = errand.phases.iter().map(|(name, hooks)| (name, hooks)).filter_map(known);
+        phases.try_for_each(|(phase, hooks)| {
+            run_in(phase, hooks, &state, errand.dir.as_deref(), &[]).map_err(|err| err.to_string())
+        })
+    });
+    if let Err(text) = &ran {
+        // The exit code still says that it failed.
+        let _ = rustix::io::write(report, text.as_bytes());
+    }
+    ran.is_ok()
+}
+
+/// The state with the bundle that the engine knows, and with the pid: where libcontainer gives none, this process was
+/// started by the container's first process itself, and sees it as the container does.
+fn completed(errand: &Errand, state: impl Read) -> Result<String, String> {
+    let mut state: Value =
+        serde_json::from_reader(state.take(STATE_MAX)).map_err(|err| format!("read the container's state: {err}"))?;
+    state["ociVersion"] = json!(errand.oci_version);
+    state["bundle"] = json!(errand.bundle);
+    if state["pid"].as_i64().is_none_or(|pid| pid <= 0) {
+        state["pid"] = json!(rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get()));
+    }
+    Ok(state.to_string())
 }
 
 #[cfg(test)]
@@ -126,5 +258,34 @@ mod tests {
         };
         assert_eq!(fail("echo no >&2; exit 3"), "poststop hook /bin/sh: exit status: 3: no");
         assert_eq!(fail("exec sleep 30"), "poststop hook /bin/sh: timed out after 1 s");
+    }
+
+    #[test]
+    fn a_hook_without_an_environment_has_the_one_that_is_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let sh = |env: Value| json!({"path": "/bin/sh", "args": ["sh", "-c", "echo $A >>env"], "env": env});
+        let hooks = [sh(Value::Null), sh(json!(["B=1"]))];
+        run_in("startContainer", &hooks, "{}", Some(dir.path()), &["A=given".to_owned()]).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("env")).unwrap(), "given\n\n");
+    }
+
+    #[test]
+    fn an_errand_goes_through_a_hook_and_completes_the_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record(dir.path());
+        assert!(Errand::hook(&record, &["prestart"], 3).is_none());
+        record.hooks = json!({"prestart": [], "createRuntime": [{"path": "/x"}], "poststop": [{"path": "/y"}]});
+        assert!(Errand::hook(&record, &["prestart", "createContainer"], 3).is_none());
+        let hook = Errand::hook(&record, &["prestart", "createRuntime"], 3).unwrap();
+        let text = hook["env"][0].as_str().unwrap().strip_prefix("AGENTSBX_HOOKS=").unwrap().to_owned();
+        let errand: Errand = serde_json::from_str(&text).unwrap();
+        assert_eq!(errand.phases, [("createRuntime".to_owned(), vec![json!({"path": "/x"})])]);
+        let given = json!({"ociVersion": "v1", "id": "c1", "status": "creating", "pid": 7, "bundle": "/theirs"});
+        let state: Value = serde_json::from_str(&completed(&errand, given.to_string().as_bytes()).unwrap()).unwrap();
+        assert_eq!((&state["pid"], &state["bundle"]), (&json!(7), &json!(dir.path())));
+        assert_eq!((&state["ociVersion"], &state["status"]), (&json!("1.0.2"), &json!("creating")));
+        let without: Value = serde_json::from_str(&completed(&errand, &b"{}"[..]).unwrap()).unwrap();
+        assert!(without["pid"].as_i64().unwrap() > 0);
+        assert!(completed(&errand, &b"{"[..]).is_err());
     }
 }

@@ -14,6 +14,7 @@ pub mod exec;
 mod fixup;
 pub mod hooks;
 mod kill;
+mod launch;
 pub mod members;
 mod payload;
 mod prepare;

@@ -1,4 +1,5 @@
-//! The container's seccomp filter, compiled when it is created and kept beside its record for every exec.
+//! The container's seccomp filter, compiled when it is created for its first process, and kept beside its record for
+//! every exec.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{On, RuntimeError};
 use super::state::Record;
 use crate::durable;
-use crate::policy::seccomp::{Program, compile};
+use crate::policy::seccomp::{Program, SeccompError, compile};
 use crate::spec::{Config, SpecError};
 
 /// What an exec has to load.
@@ -34,21 +35,23 @@ fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Compiles the configuration's profile into the state directory.
-pub fn prepare(config: &Config, dir: &Path) -> Result<Filter, RuntimeError> {
+/// Compiles the configuration's profile into the state directory. The program is for the first process; none where there
+/// is no profile, or one with a listener.
+pub fn prepare(config: &Config, dir: &Path) -> Result<(Filter, Option<Program>), RuntimeError> {
     let profile = &config.value()["linux"]["seccomp"];
     if profile.is_null() {
-        return Ok(Filter::None);
+        return Ok((Filter::None, None));
     }
     let profile: LinuxSeccomp = serde_json::from_value(profile.clone())
         .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
     let program = match compile(&profile) {
         Ok(program) => program,
-        Err(err) => return Ok(Filter::Refused(crate::error::chain(&err))),
+        Err(err @ SeccompError::Notify(_)) => return Ok((Filter::Refused(crate::error::chain(&err)), None)),
+        Err(err) => return Err(RuntimeError::Start(crate::error::chain(&err))),
     };
     let path = path(dir);
     durable::replace_unsynced(&path, &program.instructions, 0o600).on("write", &path)?;
-    Ok(Filter::Compiled(program.flags))
+    Ok((Filter::Compiled(program.flags), Some(program)))
 }
 
 /// The filter for an exec. One that is missing or damaged is an error: nothing runs with less than the container has.

@@ -8,7 +8,6 @@ use super::error::{On, RuntimeError};
 use super::hooks;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
-use crate::spec::Config;
 use crate::sys::socket;
 
 /// A started container.
@@ -38,19 +37,6 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
         // Its absence is what says "started" from now on.
         std::fs::remove_file(&path).on("remove", &path)?;
     }
-    let warning = hooks::run("poststart", &hooks_of(&record, "poststart")?, &record, Status::Running).err();
+    let warning = hooks::run("poststart", record.hooks_of("poststart"), &record, Status::Running).err();
     Ok(Started { record, warning })
-}
-
-/// The hooks of a phase as they were at create: the bundle may be gone or changed by now.
-pub(super) fn hooks_of(record: &Record, phase: &str) -> Result<Vec<serde_json::Value>, RuntimeError> {
-    let path = record.libcontainer_dir().join("youki_config.json");
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
-        // A create that was cut short never got as far as having hooks.
-        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(err) => return Err(err).on("read", &path),
-    };
-    let value = serde_json::from_slice(&bytes).map_err(std::io::Error::other).on("parse", &path)?;
-    Ok(Config::from_value(value).hooks(phase))
 }

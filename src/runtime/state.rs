@@ -125,6 +125,9 @@ pub struct Record {
     /// What its execs take from its process.
     #[serde(default)]
     pub inherited: Inherited,
+    /// `hooks` of the configuration: the bundle may be gone or changed when the later ones are due.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub hooks: serde_json::Value,
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
@@ -189,6 +192,11 @@ impl Record {
         }
         ids.sort();
         Ok(ids)
+    }
+
+    /// The hooks of one phase (`poststart`, `poststop` …).
+    pub fn hooks_of(&self, phase: &str) -> &[serde_json::Value] {
+        self.hooks.get(phase).and_then(serde_json::Value::as_array).map_or(&[], Vec::as_slice)
     }
 
     /// libcontainer's directory for this container.
@@ -270,6 +278,7 @@ pub(crate) mod tests {
             personality: None,
             keyring: true,
             inherited: Inherited::default(),
+            hooks: serde_json::Value::Null,
             dir: dir.to_owned(),
         }
     }

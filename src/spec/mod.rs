@@ -5,6 +5,7 @@ pub mod inherited;
 pub mod inroot;
 pub mod normalise;
 pub mod passwd;
+mod reach;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -100,30 +101,20 @@ pub fn write_new(path: &Path, text: &[u8]) -> std::io::Result<()> {
 }
 
 /// Puts the engine's configuration back where `config.json` still is what we made of it (but for the annotations that we
-/// write), so that a bundle can be used again. One that somebody edited meanwhile stays, with the engine's filter in the
-/// place of the one that we had rewritten.
+/// write), so that a bundle can be used again. One that somebody edited meanwhile stays.
 pub fn restore(bundle: &Path) -> Result<(), SpecError> {
     let made = match Config::read(&bundle.join(MADE_CONFIG)) {
         Err(SpecError::Missing(_)) => return Ok(()),
         other => other?.without_results(),
     };
     let engine = Config::read(&bundle.join(ENGINE_CONFIG));
-    let (engine, now) = match (engine, Config::load(bundle)) {
+    let now = match (engine, Config::load(bundle)) {
         (Err(SpecError::Missing(_)), _) | (_, Err(SpecError::Missing(_))) => return Ok(()),
-        (engine, now) => (engine?, now?),
+        (engine, now) => engine.and(now)?,
     };
-    let filter = "/linux/seccomp";
-    if now.clone().without_results() == made {
+    if now.without_results() == made {
         let path = bundle.join(CONFIG);
         durable::rename(&bundle.join(ENGINE_CONFIG), &path).map_err(|source| SpecError::Write { path, source })?;
-    } else if let (Some(theirs), true) =
-        (engine.value.pointer(filter), now.value.pointer(filter) == made.pointer(filter))
-    {
-        let mut edited = now;
-        if let Some(place) = edited.value.pointer_mut(filter) {
-            *place = theirs.clone();
-        }
-        edited.store(bundle)?;
     }
     for name in [MADE_CONFIG, ENGINE_CONFIG] {
         let path = bundle.join(name);
@@ -280,6 +271,17 @@ impl Config {
         }
     }
 
+    /// `process.user.additionalGids`.
+    pub fn additional_gids(&self) -> Vec<u32> {
+        let list = self.at("/process/user/additionalGids").and_then(Value::as_array);
+        list.map(|l| l.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()).unwrap_or_default()
+    }
+
+    /// `process.noNewPrivileges`.
+    pub fn no_new_privileges(&self) -> bool {
+        self.at("/process/noNewPrivileges").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// What the container's process has that its execs take from it.
     pub fn inherited(&self) -> Result<Inherited, SpecError> {
         let process = self.at("/process").cloned().unwrap_or_default();
@@ -346,9 +348,9 @@ impl Config {
         })
     }
 
-    /// The hooks of one phase (`poststart`, `poststop` …).
-    pub fn hooks(&self, phase: &str) -> Vec<Value> {
-        self.at(&format!("/hooks/{phase}")).and_then(Value::as_array).cloned().unwrap_or_default()
+    /// `hooks`, as written; null if there are none.
+    pub fn hooks(&self) -> Value {
+        self.at("/hooks").cloned().unwrap_or_default()
     }
 }
 
@@ -386,6 +388,19 @@ impl Mount {
     /// A bind mount on `/dev` itself.
     pub fn is_dev_bind(&self) -> bool {
         self.is_bind() && normalise::clean_absolute(&self.destination) == Path::new("/dev")
+    }
+
+    /// A bind mount whose source the root of the container's own user namespace cannot get to. A relative source is one of
+    /// the `bundle`'s.
+    pub fn is_out_of_reach(&self, config: &Config, bundle: &Path) -> bool {
+        let own = config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
+        let root = config.host_uid(0).zip(config.host_gid(0));
+        match (&self.source, root) {
+            (Some(source), Some((uid, gid))) if own && self.is_bind() && !self.is_dev_bind() => {
+                !reach::can_search(&bundle.join(source), uid, gid)
+            }
+            _ => false,
+        }
     }
 
     /// Has this very option.
@@ -458,13 +473,13 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_configuration_stays_with_the_engines_filter() {
+    fn an_edited_configuration_stays() {
         let (dir, _, mut edited) = replaced();
         edited.value["hostname"] = json!("new");
         edited.store(dir.path()).unwrap();
         restore(dir.path()).unwrap();
-        edited.value["linux"]["seccomp"]["a"] = json!(1);
         assert_eq!(Config::load(dir.path()).unwrap(), edited);
+        assert!(!dir.path().join(ENGINE_CONFIG).exists());
     }
 
     #[test]

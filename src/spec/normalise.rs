@@ -17,6 +17,8 @@ pub struct Context<'a> {
     pub id: &'a str,
     /// The root filesystem's directory.
     pub root: &'a OwnedFd,
+    /// The bundle: relative sources are taken from it.
+    pub bundle: &'a Path,
     /// The systemd form of `cgroupsPath` (`slice:prefix:name`) is meant.
     pub systemd_cgroup: bool,
 }
@@ -39,9 +41,9 @@ pub const STEPS: &[Step] = &[
     Step { name: "mount-options", run: mount_options },
     Step { name: "mount-destination", run: mount_destination },
     Step { name: "dev-bind", run: dev_bind },
+    Step { name: "private-source", run: private_source },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
     Step { name: "home", run: home },
-    Step { name: "seccomp-masked", run: seccomp_masked },
 ];
 
 /// Runs all steps; the names of those that changed something.
@@ -99,25 +101,6 @@ fn cgroups_path(config: &mut Config, context: &Context<'_>) -> Result<(), SpecEr
     };
     if let Some(linux) = object(config.value_mut(), "linux") {
         linux.insert("cgroupsPath".to_owned(), json!(path));
-    }
-    Ok(())
-}
-
-/// libcontainer passes a masked comparison's two values to the library in each other's place: with the mask 0, which
-/// compares nothing, Docker's rule that keeps `clone` from making namespaces lets all of them pass. The values change
-/// places here, so that they come out right.
-fn seccomp_masked(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
-    let Some(rules) = config.value_mut().pointer_mut("/linux/seccomp/syscalls").and_then(Value::as_array_mut) else {
-        return Ok(());
-    };
-    let args = rules.iter_mut().filter_map(|rule| rule.get_mut("args")?.as_array_mut()).flatten();
-    for arg in args.filter_map(Value::as_object_mut) {
-        if arg.get("op").and_then(Value::as_str) == Some("SCMP_CMP_MASKED_EQ") {
-            let mask = arg.get("value").cloned().unwrap_or(json!(0));
-            let compared = arg.get("valueTwo").filter(|v| !v.is_null()).cloned().unwrap_or(json!(0));
-            arg.insert("value".to_owned(), compared);
-            arg.insert("valueTwo".to_owned(), mask);
-        }
     }
     Ok(())
 }
@@ -251,6 +234,24 @@ fn dev_bind(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
     Ok(())
 }
 
+/// In a user namespace libcontainer looks for a bind mount's source as that namespace's root, who may not be let through to
+/// it (a 0750 directory of the kubelet). It gets an empty place; the source is put over it afterwards.
+fn private_source(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    let mounts = config.mounts();
+    let private: Vec<bool> = mounts.iter().map(|m| m.is_out_of_reach(config, context.bundle)).collect();
+    let sources: Vec<PathBuf> = mounts.into_iter().map(|m| context.bundle.join(m.source.unwrap_or_default())).collect();
+    for ((mount, _), source) in mounts_mut(config).zip(private).zip(sources).filter(|((_, private), _)| *private) {
+        let (kind, place, options) = match source.is_dir() {
+            true => ("tmpfs", "tmpfs", json!(["mode=755", "size=4k"])),
+            false => ("bind", "/dev/null", json!(["bind"])),
+        };
+        mount.insert("type".to_owned(), json!(kind));
+        mount.insert("source".to_owned(), json!(place));
+        mount.insert("options".to_owned(), options);
+    }
+    Ok(())
+}
+
 /// A tmpfs over a directory of the root filesystem takes that directory's mode, as in runc; the kernel's default is 1777.
 fn tmpfs_mode(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     for mount in mounts_mut(config) {
@@ -313,6 +314,7 @@ mod tests {
 
     fn check(name: &str, before: Value, after: Value) {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
         std::fs::create_dir_all(dir.path().join("etc")).unwrap();
         std::fs::create_dir(dir.path().join("sticky")).unwrap();
         std::fs::set_permissions(dir.path().join("sticky"), std::fs::Permissions::from_mode(0o1750)).unwrap();
@@ -322,23 +324,12 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let step = STEPS.iter().find(|s| s.name == name).unwrap();
         let mut config = Config::from_value(before);
-        (step.run)(&mut config, &Context { id: "c", root: &root, systemd_cgroup: false }).unwrap();
+        (step.run)(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false }).unwrap();
         assert_eq!(config.value(), &after, "{name}");
     }
 
     #[test]
     fn each_step() {
-        check(
-            "seccomp-masked",
-            json!({"linux": {"seccomp": {"syscalls": [
-                {"names": ["clone"], "args": [{"index": 0, "value": 2114060288, "op": "SCMP_CMP_MASKED_EQ"}]},
-                {"names": ["x"], "args": [{"index": 0, "value": 7, "valueTwo": 3, "op": "SCMP_CMP_MASKED_EQ"}, {"index": 1, "value": 5, "op": "SCMP_CMP_EQ"}]}
-            ]}}}),
-            json!({"linux": {"seccomp": {"syscalls": [
-                {"names": ["clone"], "args": [{"index": 0, "value": 0, "op": "SCMP_CMP_MASKED_EQ", "valueTwo": 2114060288}]},
-                {"names": ["x"], "args": [{"index": 0, "value": 3, "valueTwo": 7, "op": "SCMP_CMP_MASKED_EQ"}, {"index": 1, "value": 5, "op": "SCMP_CMP_EQ"}]}
-            ]}}}),
-        );
         check("own-annotations", json!({}), json!({"annotations": {"dev.agentsbx.generation": "0"}}));
         check(
             "own-annotations",
@@ -389,6 +380,23 @@ mod tests {
             json!({"mounts": [{"type": "tmpfs", "destination": "/dev/", "source": "tmpfs",
                 "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}, {"type": "bind", "destination": "/dev/x"}]}),
         );
+        let user = |mounts: Value| {
+            let map = json!([{"containerID": 0, "hostID": 100000, "size": 10}]);
+            json!({"mounts": mounts, "linux": {"namespaces": [{"type": "user"}], "uidMappings": map, "gidMappings": map}})
+        };
+        // The bundle's directory here has mode 0700.
+        let bind =
+            |source: &str| json!({"type": "bind", "destination": "/x", "source": source, "options": ["rbind", "ro"]});
+        check(
+            "private-source",
+            user(json!([bind("etc"), bind("etc/passwd"), bind("/usr/bin")])),
+            user(json!([
+                {"type": "tmpfs", "destination": "/x", "source": "tmpfs", "options": ["mode=755", "size=4k"]},
+                {"type": "bind", "destination": "/x", "source": "/dev/null", "options": ["bind"]},
+                bind("/usr/bin")
+            ])),
+        );
+        check("private-source", json!({"mounts": [bind("etc")]}), json!({"mounts": [bind("etc")]}));
         check(
             "tmpfs-mode",
             json!({"mounts": [{"type": "tmpfs", "destination": "/sticky"}, {"type": "tmpfs", "destination": "/none"},
@@ -408,6 +416,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
         let mut config = Config::from_value(json!({"linux": {"cgroupsPath": "/a/.."}}));
-        assert!(cgroups_path(&mut config, &Context { id: "c", root: &root, systemd_cgroup: false }).is_err());
+        assert!(
+            cgroups_path(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false })
+                .is_err()
+        );
     }
 }

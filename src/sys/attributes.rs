@@ -165,6 +165,21 @@ pub fn join_session_keyring(name: &CStr) -> Result<bool, SysError> {
     }
 }
 
+/// Lets processes of this user find this process's session keyring by its name, to join it: a new one can't be found. No
+/// error on a kernel without keyrings.
+pub fn open_session_keyring() -> Result<(), SysError> {
+    const POSSESSOR_ALL: libc::c_ulong = 0x3f00_0000;
+    // View, read and link, as the kernel gives them to the owner of a new session keyring; and search.
+    const USER: libc::c_ulong = 0x001b_0000;
+    let session = libc::KEY_SPEC_SESSION_KEYRING;
+    // SAFETY: KEYCTL_SETPERM takes two integers.
+    let ret = unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_SETPERM, session, POSSESSOR_ALL | USER) };
+    match check(ret) {
+        Err(err) if err.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+        other => other.map(drop).call("keyctl", || "set permissions of the session keyring".into()),
+    }
+}
+
 /// Sets one resource limit by its number (`RLIMIT_*`).
 pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(), SysError> {
     let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };

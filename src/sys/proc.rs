@@ -16,14 +16,17 @@ use super::{Call, SysError, check};
 pub struct Stat {
     /// State letter: `R`, `S`, `D`, `T`, `Z` (ended, not yet reaped), `X` …
     pub state: char,
+    /// Field 20: threads that have not ended, the first one counted until it is reaped.
+    pub threads: u32,
     /// Field 22: start time in clock ticks since boot.
     pub start_time: u64,
 }
 
 impl Stat {
-    /// Ended, waiting only to be reaped.
+    /// Ended, waiting only to be reaped. A process whose first thread has ended shows as `Z` while others still run: it
+    /// lives, and signals reach it.
     pub fn is_dead(&self) -> bool {
-        matches!(self.state, 'Z' | 'X' | 'x')
+        matches!(self.state, 'X' | 'x') || (self.state == 'Z' && self.threads <= 1)
     }
 }
 
@@ -46,9 +49,10 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     let rest = std::str::from_utf8(&bytes[close + 1..]).ok()?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // `state` is field 3, so field 22 is the 19th after it.
-    let start_time = fields.nth(18)?.parse().ok()?;
-    Some(Stat { state, start_time })
+    // `state` is field 3, so field 20 is the 17th after it, and field 22 the second after that.
+    let threads = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    Some(Stat { state, threads, start_time })
 }
 
 /// True if `pid` is the process that started at `start_time`, and it has not ended.
@@ -151,7 +155,11 @@ mod tests {
     #[test]
     fn stat_counts_from_the_last_parenthesis() {
         let line = b"7 (a) S (b\n)) Z 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 0 0";
-        assert_eq!(parse_stat(line), Some(Stat { state: 'Z', start_time: 98765 }));
+        assert_eq!(parse_stat(line), Some(Stat { state: 'Z', threads: 1, start_time: 98765 }));
+        for (state, threads, dead) in [('Z', 1, true), ('Z', 2, false), ('Z', 0, true), ('X', 2, true), ('S', 1, false)]
+        {
+            assert_eq!(Stat { state, threads, start_time: 1 }.is_dead(), dead, "{state} {threads}");
+        }
         for bad in [&b"7 (x"[..], b"7 (x) S 1", b""] {
             assert_eq!(parse_stat(bad), None);
         }
