@@ -254,6 +254,7 @@ impl Command {
 
 /// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+    crate::sys::process::hurry_heap();
     let definition = Cli::command();
     let argv = argv::normalise(argv.into_iter().collect(), &definition);
     let matches = match definition.try_get_matches_from(&argv) {

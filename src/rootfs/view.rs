@@ -7,14 +7,14 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{RootfsError, doing};
-use crate::sys::{mount, mountinfo, ns};
+use crate::sys::{mount, mountinfo, ns, proc};
 
 /// The mount points directly below the root of the process `pid`, in the order they were mounted, as paths inside.
 ///
 /// Read from outside: once the supervisor's child has joined the container it has no entry in the container's `/proc`.
 pub fn submounts(pid: i32) -> Result<Vec<PathBuf>, RootfsError> {
     let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
-    let text = std::fs::read(&path).map_err(|source| RootfsError::MountInfo { path: path.clone(), source })?;
+    let text = proc::read(&path).map_err(|source| RootfsError::MountInfo { path: path.clone(), source })?;
     direct_children(&text)
         .map_err(|line| RootfsError::MountInfoLine { path, line: String::from_utf8_lossy(line).into_owned() })
 }

@@ -97,7 +97,7 @@ impl Hierarchy {
 /// The hierarchies mounted in this process's mount namespace, each once.
 pub fn hierarchies() -> Result<Vec<Hierarchy>, RuntimeError> {
     let path = Path::new("/proc/self/mountinfo");
-    Ok(parse_mountinfo(&fs::read(path).on("read", path)?))
+    Ok(parse_mountinfo(&proc::read(path).on("read", path)?))
 }
 
 fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
@@ -140,7 +140,7 @@ fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
 /// The directories of the cgroups that process `pid` is in, by `/proc/PID/cgroup`.
 pub fn of_process(pid: i32, all: &[Hierarchy]) -> Result<Vec<CgroupDir>, RuntimeError> {
     let path = PathBuf::from(format!("/proc/{pid}/cgroup"));
-    let text = fs::read_to_string(&path).on("read", &path)?;
+    let text = proc::read_text(&path).on("read", &path)?;
     Ok(text
         .lines()
         .filter_map(|line| {
@@ -228,7 +228,7 @@ impl Joined {
 /// True if the freezer holds the container's processes, or is about to.
 pub fn is_frozen(dirs: &[CgroupDir]) -> bool {
     dirs.iter().any(|dir| {
-        let read = |name| fs::read_to_string(dir.path.join(name)).unwrap_or_default();
+        let read = |name| proc::read_text(&dir.path.join(name)).unwrap_or_default();
         if dir.has("freezer") {
             matches!(read("freezer.state").trim(), "FROZEN" | "FREEZING")
         } else {
@@ -250,7 +250,7 @@ pub fn freeze(dirs: &[CgroupDir], frozen: bool) -> Result<(), RuntimeError> {
     let events = dir.path.join("cgroup.events");
     let want = if frozen { "frozen 1" } else { "frozen 0" };
     let deadline = Instant::now() + GONE_WITHIN;
-    while !fs::read_to_string(&events).on("read", &events)?.lines().any(|l| l == want) {
+    while !proc::read_text(&events).on("read", &events)?.lines().any(|l| l == want) {
         if Instant::now() > deadline {
             return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)).on("freeze", &dir.path);
         }
@@ -267,7 +267,7 @@ fn freeze_v1(file: &Path, frozen: bool) -> Result<(), RuntimeError> {
         write(file, want).on("write", file)?;
         // v1 may hang in FREEZING while tasks fork: write again, and now and then let them run a little.
         for _ in 0..25 {
-            if fs::read_to_string(file).on("read", file)?.trim() == want {
+            if proc::read_text(file).on("read", file)?.trim() == want {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_micros(200));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Classify, Kind};
 use crate::sys::SysError;
-use crate::sys::proc::PidFd;
+use crate::sys::proc::{self, PidFd};
 
 /// How long a group may stay busy after its last process has gone.
 const REMOVABLE_WITHIN: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ pub fn pids(groups: &[impl AsRef<Path>]) -> Result<Vec<i32>, CgroupError> {
     for group in groups {
         for dir in tree(group.as_ref())? {
             let file = dir.join("cgroup.procs");
-            match fs::read_to_string(&file) {
+            match proc::read_text(&file) {
                 // 0 stands for a process of a pid namespace that is not below ours.
                 Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 0)),
                 // Gone meanwhile, or a threaded v2 group, whose processes are listed at its domain.
@@ -189,7 +189,7 @@ fn freeze_briefly(freezers: &[PathBuf]) {
     for file in freezers {
         let _ = write(file, "FROZEN");
     }
-    let waiting = |file: &PathBuf| fs::read_to_string(file).is_ok_and(|text| text.trim() == "FREEZING");
+    let waiting = |file: &PathBuf| proc::read_text(file).is_ok_and(|text| text.trim() == "FREEZING");
     while freezers.iter().any(waiting) && begun.elapsed() < FROZEN_WITHIN {
         std::thread::sleep(Duration::from_micros(200));
     }

@@ -1,11 +1,12 @@
 //! Processes, each known by its pid and start time together, or by a pidfd; never by a pid alone.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::process::{Exit, reap_pidfd};
@@ -35,7 +36,7 @@ pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     if pid <= 0 {
         return Ok(None);
     }
-    let bytes = match fs::read(format!("/proc/{pid}/stat")) {
+    let bytes = match read(Path::new(&format!("/proc/{pid}/stat"))) {
         Ok(bytes) => bytes,
         Err(err) if matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
         Err(err) => return Err(err),
@@ -58,6 +59,26 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
 /// True if `pid` is the process that started at `start_time`, and it has not ended.
 pub fn is_alive(pid: i32, start_time: u64) -> io::Result<bool> {
     Ok(stat(pid)?.is_some_and(|s| s.start_time == start_time && !s.is_dead()))
+}
+
+/// Reads a file of a filesystem that does not tell sizes (proc, cgroup) to its end, in large pieces.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    const PIECE: usize = 16 << 10;
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::with_capacity(PIECE);
+    loop {
+        match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes)) {
+            Ok(0) => return Ok(bytes),
+            Ok(_) => bytes.reserve(PIECE),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// The same as text.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|err| io::Error::new(io::ErrorKind::InvalidData, err))
 }
 
 /// This process, as others will find it.

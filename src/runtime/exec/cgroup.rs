@@ -18,6 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use super::ExecError;
 use crate::runtime::cgroup::CgroupDir;
 use crate::runtime::members::{self, Killed, failed};
+use crate::sys::proc;
 
 /// The v1 controllers in whose hierarchies an exec has a group of its own.
 pub const OWN: [&str; 4] = ["freezer", "pids", "memory", "cpuacct"];
@@ -138,7 +139,7 @@ impl ExecCgroup {
     /// Reads the counters.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
-        let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let number = |path: PathBuf| proc::read_text(&path).ok()?.trim().parse::<u64>().ok();
         for group in &self.own {
             let dir = &group.path;
             let has = |name: &str| group.is_v2() || group.has(name);
@@ -185,7 +186,7 @@ impl ExecCgroup {
 
 /// The number after `key` in a file of lines `key number`.
 fn field(path: PathBuf, key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(path).ok()?;
+    let text = proc::read_text(&path).ok()?;
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
 }
 
