@@ -1,0 +1,104 @@
+//! Taking turns, and what the samples say.
+
+/// One who takes part in a benchmark.
+pub struct Contestant<'a> {
+    /// Its name in the table.
+    pub who: String,
+    once: Box<dyn FnMut(usize) -> anyhow::Result<f64> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// `once` is called once a round with the round's number; it does and checks the work and gives what it measured.
+    pub fn new(who: impl Into<String>, once: impl FnMut(usize) -> anyhow::Result<f64> + 'a) -> Contestant<'a> {
+        Contestant { who: who.into(), once: Box::new(once) }
+    }
+}
+
+/// The samples of one contestant, by round.
+#[derive(Debug, Clone)]
+pub struct Samples {
+    /// Whose.
+    pub who: String,
+    /// What was measured, one value a round.
+    pub values: Vec<f64>,
+}
+
+/// One round that does not count, then `runs` that do; each round begins with another contestant.
+pub fn alternate(runs: usize, contestants: Vec<Contestant<'_>>) -> anyhow::Result<Vec<Samples>> {
+    let mut contestants = contestants;
+    let count = contestants.len();
+    let mut all: Vec<_> = contestants.iter().map(|c| Samples { who: c.who.clone(), values: Vec::new() }).collect();
+    for round in 0..=runs {
+        for turn in 0..count {
+            let at = (round + turn) % count;
+            let who = &mut contestants[at];
+            let value = (who.once)(round).map_err(|err| err.context(format!("{}, round {round}", who.who)))?;
+            if round > 0 {
+                all[at].values.push(value);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What one of two contestants took longer, round by round.
+pub fn difference(who: &str, longer: &Samples, shorter: &Samples) -> Samples {
+    let values = longer.values.iter().zip(&shorter.values).map(|(a, b)| a - b).collect();
+    Samples { who: who.to_owned(), values }
+}
+
+/// The samples in a few numbers, of the same unit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stats {
+    /// Half are below.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// Nine tenths are at or below.
+    pub p90: f64,
+    /// Between the quartiles.
+    pub iqr: f64,
+}
+
+impl Stats {
+    /// Of at least one value; between two samples it is interpolated.
+    pub fn of(values: &[f64]) -> Stats {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = |q: f64| {
+            let place = q * (sorted.len() - 1) as f64;
+            let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+            low + (high - low) * place.fract()
+        };
+        Stats { median: at(0.5), min: sorted[0], p90: at(0.9), iqr: at(0.75) - at(0.25) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles() {
+        let stats = Stats::of(&[5.0, 1.0, 3.0, 2.0, 4.0]);
+        assert_eq!((stats.median, stats.min, stats.iqr), (3.0, 1.0, 2.0));
+        assert!((stats.p90 - 4.6).abs() < 1e-9);
+        assert_eq!(Stats::of(&[7.0]), Stats { median: 7.0, min: 7.0, p90: 7.0, iqr: 0.0 });
+    }
+
+    #[test]
+    fn they_take_turns_and_the_first_round_is_for_warming_up() {
+        let order = std::cell::RefCell::new(String::new());
+        let contestant = |name: &'static str| {
+            let order = &order;
+            Contestant::new(name, move |round| {
+                order.borrow_mut().push_str(name);
+                Ok(round as f64)
+            })
+        };
+        let samples = alternate(2, vec![contestant("a"), contestant("b"), contestant("c")]).unwrap();
+        assert_eq!(*order.borrow(), "abcbcacab");
+        assert_eq!(samples[1].values, [1.0, 2.0]);
+        assert_eq!(difference("d", &samples[0], &samples[1]).values, [0.0, 0.0]);
+    }
+}
