@@ -22,6 +22,7 @@ if [ "${BENCH_YOUKI:-}" != none ]; then
         echo "hack/bench.sh: building youki $youki, once" >&2
         CARGO_TARGET_DIR=target/peers/build cargo install --quiet --locked --version "$youki" --root target/peers youki ||
             echo "hack/bench.sh: youki could not be built and is left out" >&2
+        rm -rf target/peers/build
     fi
     [ ! -x target/peers/bin/youki ] || peers="--peer youki=$PWD/target/peers/bin/youki"
 fi

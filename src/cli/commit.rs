@@ -19,6 +19,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (record, generation) = commit::held(&global.context()?, &args.container, &args.exec, args.force)?;
-    print(&format!("{} committed as generation {generation}\n", record.id));
+    print(&format!("{} committed as generation {generation}\n", record.id))?;
     Ok(0)
 }

@@ -16,6 +16,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let record = discard::held(&global.context()?, &args.container, &args.exec)?;
-    print(&format!("{} discarded\n", record.id));
+    print(&format!("{} discarded\n", record.id))?;
     Ok(0)
 }

@@ -14,6 +14,6 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (killed, moved) = rollback::reset(&global.context()?, &args.container)?;
     let word = if killed == 1 { "exec" } else { "execs" };
-    print(&format!("{killed} {word} killed, HEAD {} -> {}\n", moved.from, moved.to));
+    print(&format!("{killed} {word} killed, HEAD {} -> {}\n", moved.from, moved.to))?;
     Ok(0)
 }

@@ -18,6 +18,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let moved = rollback::to(&global.context()?, &args.container, args.generation.parse()?)?;
-    print(&format!("HEAD {} -> {}\n", moved.from, moved.to));
+    print(&format!("HEAD {} -> {}\n", moved.from, moved.to))?;
     Ok(0)
 }

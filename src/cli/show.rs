@@ -24,9 +24,9 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait)?;
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&document)?));
+        print(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
-        print(&render::result(Paint::stdout(), &document));
+        print(&render::result(Paint::stdout(), &document))?;
     }
     Ok(0)
 }

@@ -13,7 +13,7 @@ use crate::store::{NewContainer, Store, now_ns};
 pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsError> {
     // Before anything is made: a store that can't be used must not leave a container without history. It is not kept
     // open, since the first process would inherit its descriptors until it is started.
-    drop(context.store()?);
+    drop(context.made_store()?);
     refuse_reserved(&request.bundle)?;
     let record = make(request)?;
     let id = record.id.clone();

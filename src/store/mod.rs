@@ -52,6 +52,8 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
+/// The database's name in the store's root.
+const DATABASE: &str = "db.sqlite";
 /// Pages (4 KiB) in the write-ahead log after which a commit moves them into the database. An exec writes about 10.
 /// Each process that is the first reads them all (about 1 µs for each); moving them syncs twice (some milliseconds).
 const WAL_PAGES: u32 = 128;
@@ -73,6 +75,17 @@ pub fn now_ns() -> i64 {
 }
 
 impl Store {
+    /// Opens the store at `root` if there is one, as [`Store::open`] does.
+    pub fn open_existing(root: &Path) -> Result<Store, StoreError> {
+        match rustix::fs::stat(root.join(DATABASE)) {
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
+                Err(StoreError::Missing { path: root.to_owned() })
+            }
+            // What else is wrong with it shows when it is opened.
+            _ => Store::open(root),
+        }
+    }
+
     /// Opens the store at `root`, making what is missing (with its parents) and migrating an older format.
     ///
     /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.
@@ -86,7 +99,7 @@ impl Store {
             }
         }
         room::tend(dir.as_fd(), &fs);
-        let path = root.join("db.sqlite");
+        let path = root.join(DATABASE);
         let mut conn = open_database(&path)?;
         conn.set_prepared_statement_cache_capacity(64);
         conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
