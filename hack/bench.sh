@@ -20,7 +20,7 @@ peers=""
 if [ "${BENCH_YOUKI:-}" != none ]; then
     if [ ! -x target/peers/bin/youki ]; then
         echo "hack/bench.sh: building youki $youki, once" >&2
-        CARGO_TARGET_DIR=target/peers/build cargo install --quiet --locked --version "$youki" --root target/peers youki ||
+        CARGO_TARGET_DIR=target/peers/build cargo install --quiet --locked --features v1 --version "$youki" --root target/peers youki ||
             echo "hack/bench.sh: youki could not be built and is left out" >&2
         rm -rf target/peers/build
     fi
@@ -29,12 +29,13 @@ fi
 mkdir -p target/bench
 
 # crun refuses hosts that have version 2 of the cgroups, with controllers, beside version 1. So all contestants run where
-# that mount is not seen; the host's own stays as it is.
+# that mount is not seen, but a plain directory (in which crun then makes a cgroup that is none); the host's own stays as
+# it is.
 hybrid=/sys/fs/cgroup/unified
 if [ -n "$(cat $hybrid/cgroup.controllers 2>/dev/null)" ]; then
     echo "hack/bench.sh: $hybrid is hidden from the contestants: crun refuses hybrid hierarchies" >&2
     # shellcheck disable=SC2016,SC2086 # expanded by the inner shell; a list of words
-    exec unshare --mount --propagation private sh -c 'umount "$0" && exec "$@"' $hybrid \
+    exec unshare --mount --propagation private sh -c 'umount "$0" && mount -t tmpfs none "$0" && exec "$@"' $hybrid \
         target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench $peers "$@"
 fi
 # shellcheck disable=SC2086 # a list of words

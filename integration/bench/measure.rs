@@ -41,12 +41,6 @@ pub fn alternate(runs: usize, contestants: Vec<Contestant<'_>>) -> anyhow::Resul
     Ok(all)
 }
 
-/// What one of two contestants took longer, round by round.
-pub fn difference(who: &str, longer: &Samples, shorter: &Samples) -> Samples {
-    let values = longer.values.iter().zip(&shorter.values).map(|(a, b)| a - b).collect();
-    Samples { who: who.to_owned(), values }
-}
-
 /// The samples in a few numbers, of the same unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stats {
@@ -99,6 +93,5 @@ mod tests {
         let samples = alternate(2, vec![contestant("a"), contestant("b"), contestant("c")]).unwrap();
         assert_eq!(*order.borrow(), "abcbcacab");
         assert_eq!(samples[1].values, [1.0, 2.0]);
-        assert_eq!(difference("d", &samples[0], &samples[1]).values, [0.0, 0.0]);
     }
 }

@@ -39,11 +39,6 @@ impl Row {
         let stats = Stats::of(&samples.values);
         Row { who: samples.who.clone(), unit, runs: samples.values.len(), stats, comparable: true }
     }
-
-    /// The same, for something that the first row is not to be compared with.
-    pub fn apart(samples: &Samples) -> Row {
-        Row { comparable: false, ..Row::of(samples, Unit::Ns) }
-    }
 }
 
 /// Everything that was measured.

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn many_branches_at_a_time_share_the_last_column() {
-        let parents: Vec<_> = (1..=40).map(|n| (n, if n <= 20 { 0 } else { n - 20 })).collect();
+        let parents: Vec<_> = (1..=40).map(|n| (n, u64::saturating_sub(n, 20))).collect();
         let rows: Vec<_> = (0..=40).collect();
         let drawn = drawn(&rows, &parents, 0);
         assert!(drawn.iter().all(|row| row.len() < 2 * WIDEST + 10), "{drawn:?}");

@@ -4,9 +4,9 @@ use std::fs;
 
 use anyhow::ensure;
 
-use super::Bench;
+use super::{Bench, fewer};
 use crate::bench::lab::{Container, Lab};
-use crate::bench::measure::{Contestant, alternate, difference};
+use crate::bench::measure::{Contestant, alternate};
 use crate::bench::report::Row;
 
 /// A command that changes nothing.
@@ -56,15 +56,12 @@ pub fn many(count: usize) -> Bench {
             .collect();
         let without = |round| files(lab, &shared, &["--layer", "shared"], round, count);
         contestants.push(Contestant::new("agentsbx, shared", without));
-        let samples = alternate(lab.runs, contestants)?;
-        let mut rows = Row::times(&samples);
-        let cost = difference("what the layer costs", &samples[0], &samples[samples.len() - 1]);
-        rows.push(Row::apart(&cost));
-        Ok(rows)
+        Ok(Row::times(&alternate(fewer(lab), contestants)?))
     })
 }
 
-/// One such exec: a directory of its own with that many files; checked, and then removed where that costs the next nothing.
+/// One such exec: a directory of its own with that many files, checked. They stay: to delete them between two runs would
+/// keep the filesystem busy during the next.
 pub fn files(lab: &Lab, container: &Container<'_>, flags: &[&str], round: usize, count: usize) -> anyhow::Result<f64> {
     let name = format!("many{round}");
     let script = format!("mkdir /{name} && cd /{name} && i=0 && while [ $i -lt {count} ]; do : >f$i; i=$((i+1)); done");
@@ -72,7 +69,6 @@ pub fn files(lab: &Lab, container: &Container<'_>, flags: &[&str], round: usize,
     if flags.contains(&"shared") || !container.runtime.is_subject() {
         let list = fs::read_dir(container.path(&name))?.count();
         ensure!(list == count, "{list} files and not {count}");
-        fs::remove_dir_all(container.path(&name))?;
     } else {
         made(container, &name, count + 1)?;
     }
