@@ -9,7 +9,7 @@ pub struct Args {
     /// Commit even if somebody else's commit changed the same paths; this layer then wins
     #[arg(long)]
     force: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either

@@ -16,6 +16,9 @@ use crate::store::StoreError;
 ///
 /// Several layers are composed: what was added and deleted again is no change. Letters: A added, M modified, m metadata
 /// only, D deleted, T type changed, R renamed.
+///
+/// "diff C" compares generation 0 with HEAD, "diff C 3" generation 3 with HEAD, "diff C 3..5" 3 with 5, "diff C @-1.." HEAD's
+/// parent with HEAD, "diff C EXEC" what one exec saw with what it left, "diff C 3..5 /etc" only what is below /etc.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object with the changes and their summary
@@ -36,7 +39,7 @@ pub struct Args {
     /// List each path under a deleted directory
     #[arg(long, short)]
     recursive: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// FROM, FROM..TO or one exec's id (by default 0..@); then paths to look at only

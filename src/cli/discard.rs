@@ -6,7 +6,7 @@ use crate::ops::discard;
 /// Drop a held layer
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either

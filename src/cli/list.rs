@@ -7,7 +7,7 @@ use crate::ops::OpsError;
 use crate::runtime::{Record, RuntimeError};
 use crate::spec::passwd;
 
-/// List containers started with the given root
+/// List containers started with the given root ("log" lists those with a history, whatever root they have)
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Select one of: table or json

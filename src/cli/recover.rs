@@ -3,7 +3,7 @@
 use super::{Global, print};
 use crate::ops::recover;
 
-/// Repair what killed supervisors left, in all containers
+/// Repair what killed supervisors left, in all containers, and drop the history of containers that are gone
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 

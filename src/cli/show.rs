@@ -13,7 +13,7 @@ pub struct Args {
     /// Wait until the exec has ended
     #[arg(long)]
     wait: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either; by default the last one
