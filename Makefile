@@ -12,7 +12,7 @@ help:
 	@echo 'make check      formatting, lints, shell scripts'
 	@echo 'make test       every test: as root, with engines of their own'
 	@echo 'make test-vm    the same runtime on Debian 12 with systemd and cgroup v2, in an emulated machine: slow'
-	@echo 'make bench      the release binary beside runc, crun and youki, taking turns: an hour on a quiet machine'
+	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
 	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'

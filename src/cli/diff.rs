@@ -17,7 +17,8 @@ use crate::store::StoreError;
 /// Several layers are composed: what was added and deleted again is no change. Letters: A added, M modified, m metadata
 /// only, D deleted, T type changed, R renamed.
 ///
-/// "diff C" compares generation 0 with HEAD, "diff C 3" generation 3 with HEAD, "diff C 3..5" 3 with 5, "diff C @-1.." HEAD's
+/// "diff C" compares generation 0 with HEAD, "diff C 3" generation 3 with HEAD, "diff C 3..5" 3 with 5, "diff C
+/// @-1.." HEAD's
 /// parent with HEAD, "diff C EXEC" what one exec saw with what it left, "diff C 3..5 /etc" only what is below /etc.
 #[derive(Debug, clap::Args)]
 pub struct Args {

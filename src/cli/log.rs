@@ -14,13 +14,15 @@ use crate::store::{ExecRecord, LogEntry, now_ns};
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 ///
 /// @ is HEAD, which the next exec sees; * its ancestors; - a generation that a rollback left: "rollback" can return to
-/// it. "4 on 1" begins such a branch, with 1 as its parent. An exec whose layer was not committed has no number. The container's id is what "docker ps", "ctr containers list" and so on show.
+/// it. "4 on 1" begins such a branch, with 1 as its parent. An exec whose layer was not committed has no number.
+/// The container's id is what "docker ps", "ctr containers list" and so on show.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
-    /// The container: its id, or the start of it if no other begins so; not an engine's name for it; by default all containers are listed
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it; by default
+    /// all containers are listed
     #[arg(value_name = "CONTAINER")]
     container: Option<String>,
 }
