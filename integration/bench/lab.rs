@@ -136,6 +136,10 @@ impl Lab {
         Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr))
     }
 
+    fn limit(&self, command: &Command) -> Duration {
+        if command.get_program() == self.runtimes[0].program { LONG_LIMIT } else { LIMIT }
+    }
+
     fn checked(&self, command: &Command, status: ExitStatus, want: i32) -> anyhow::Result<()> {
         if status.code() == Some(want) {
             return Ok(());
@@ -150,7 +154,8 @@ impl Lab {
     pub fn timed(&self, mut command: Command, want: i32) -> anyhow::Result<f64> {
         self.prepared(&mut command)?;
         let begun = Instant::now();
-        let status = command.spawn().with_context(|| format!("{command:?}"))?.wait()?;
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let status = within(&mut child, self.limit(&command))?;
         let took = begun.elapsed();
         self.checked(&command, status, want)?;
         Ok(took.as_nanos() as f64)
@@ -169,7 +174,7 @@ impl Lab {
         }
         let mut ends = Vec::new();
         for (child, want) in &mut children {
-            ends.push((child.wait()?, *want));
+            ends.push((within(child, LIMIT)?, *want));
         }
         let took = begun.elapsed();
         for ((command, _), (status, want)) in commands.iter().zip(ends) {
@@ -185,9 +190,11 @@ impl Lab {
 
     /// Runs it and gives what it prints.
     pub fn output(&self, mut command: Command) -> anyhow::Result<String> {
-        let output = self.prepared(&mut command)?.stdout(Stdio::piped()).output()?;
-        self.checked(&command, output.status, 0)?;
-        Ok(String::from_utf8(output.stdout)?)
+        let path = self.dir.join("stdout");
+        let mut child = self.prepared(&mut command)?.stdout(fs::File::create(&path)?).spawn()?;
+        let status = within(&mut child, self.limit(&command))?;
+        self.checked(&command, status, 0)?;
+        fs::read_to_string(&path).with_context(|| format!("{command:?}"))
     }
 
     /// Runs it and parses the JSON that it prints.
@@ -224,6 +231,26 @@ impl Lab {
         self.timed(runtime.command::<&OsStr>(run), 0)?;
         Ok(container)
     }
+}
+
+/// Longest time that a command may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The same for the subject's, which also make 100,000 files: minutes, on a busy disk.
+const LONG_LIMIT: Duration = Duration::from_secs(900);
+
+/// Waits for a child, which is killed when it takes too long. By its pidfd, so that its end is seen at once.
+fn within(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let pid = rustix::process::Pid::from_child(child);
+    let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    let timeout = Timespec { tv_sec: i64::try_from(limit.as_secs())?, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&ended, PollFlags::IN)];
+    if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout)))? == 0 {
+        child.kill()?;
+        child.wait()?;
+        bail!("it took more than {} s and was killed", limit.as_secs());
+    }
+    Ok(child.wait()?)
 }
 
 impl Drop for Lab {

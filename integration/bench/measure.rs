@@ -1,16 +1,25 @@
 //! Taking turns, and what the samples say.
 
+use super::lab::Runtime;
+
 /// One who takes part in a benchmark.
 pub struct Contestant<'a> {
     /// Its name in the table.
     pub who: String,
+    /// Whether the benchmark goes on without it where it fails.
+    peer: bool,
     once: Box<dyn FnMut(usize) -> anyhow::Result<f64> + 'a>,
 }
 
 impl<'a> Contestant<'a> {
     /// `once` is called once a round with the round's number; it does and checks the work and gives what it measured.
     pub fn new(who: impl Into<String>, once: impl FnMut(usize) -> anyhow::Result<f64> + 'a) -> Contestant<'a> {
-        Contestant { who: who.into(), once: Box::new(once) }
+        Contestant { who: who.into(), peer: false, once: Box::new(once) }
+    }
+
+    /// The same for a runtime; one that is not the subject may fail.
+    pub fn of(runtime: &Runtime, once: impl FnMut(usize) -> anyhow::Result<f64> + 'a) -> Contestant<'a> {
+        Contestant { peer: !runtime.is_subject(), ..Contestant::new(runtime.name.clone(), once) }
     }
 }
 
@@ -21,20 +30,28 @@ pub struct Samples {
     pub who: String,
     /// What was measured, one value a round.
     pub values: Vec<f64>,
+    /// Why it did not do it to the end: then its values count for nothing.
+    pub failed: Option<String>,
 }
 
 /// One round that does not count, then `runs` that do; each round begins with another contestant.
 pub fn alternate(runs: usize, contestants: Vec<Contestant<'_>>) -> anyhow::Result<Vec<Samples>> {
     let mut contestants = contestants;
     let count = contestants.len();
-    let mut all: Vec<_> = contestants.iter().map(|c| Samples { who: c.who.clone(), values: Vec::new() }).collect();
+    let none = |c: &Contestant<'_>| Samples { who: c.who.clone(), values: Vec::new(), failed: None };
+    let mut all: Vec<_> = contestants.iter().map(none).collect();
     for round in 0..=runs {
         for turn in 0..count {
             let at = (round + turn) % count;
             let who = &mut contestants[at];
-            let value = (who.once)(round).map_err(|err| err.context(format!("{}, round {round}", who.who)))?;
-            if round > 0 {
-                all[at].values.push(value);
+            if all[at].failed.is_some() {
+                continue;
+            }
+            match (who.once)(round) {
+                Ok(value) if round > 0 => all[at].values.push(value),
+                Ok(_) => {}
+                Err(err) if who.peer => all[at].failed = Some(format!("round {round}: {err:#}")),
+                Err(err) => return Err(err.context(format!("{}, round {round}", who.who))),
             }
         }
     }
@@ -93,5 +110,15 @@ mod tests {
         let samples = alternate(2, vec![contestant("a"), contestant("b"), contestant("c")]).unwrap();
         assert_eq!(*order.borrow(), "abcbcacab");
         assert_eq!(samples[1].values, [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_peer_may_fail_and_the_subject_may_not() {
+        let once = |round| if round == 1 { Err(anyhow::anyhow!("no")) } else { Ok(1.0) };
+        let peer = || Contestant { peer: true, ..Contestant::new("peer", once) };
+        let samples = alternate(2, vec![Contestant::new("subject", |_| Ok(2.0)), peer()]).unwrap();
+        assert_eq!(samples[0].values, [2.0, 2.0]);
+        assert_eq!(samples[1].failed.as_deref(), Some("round 1: no"));
+        assert!(alternate(2, vec![Contestant::new("subject", once)]).is_err());
     }
 }

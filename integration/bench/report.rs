@@ -23,7 +23,7 @@ pub struct Row {
     /// In how many rounds.
     pub runs: usize,
     /// What came out.
-    pub stats: Stats,
+    pub stats: Result<Stats, String>,
     /// Whether the first row's median over this one's means anything.
     pub comparable: bool,
 }
@@ -36,7 +36,7 @@ impl Row {
 
     /// A line.
     pub fn of(samples: &Samples, unit: Unit) -> Row {
-        let stats = Stats::of(&samples.values);
+        let stats = samples.failed.clone().map_or_else(|| Ok(Stats::of(&samples.values)), Err);
         Row { who: samples.who.clone(), unit, runs: samples.values.len(), stats, comparable: true }
     }
 }
@@ -76,8 +76,9 @@ impl Report {
                 json!({
                     "benchmark": name, "what": what, "who": row.who,
                     "unit": match row.unit { Unit::Ns => "ns", Unit::KiB => "KiB" },
-                    "runs": row.runs, "median": row.stats.median, "min": row.stats.min, "p90": row.stats.p90,
-                    "iqr": row.stats.iqr, "firstOverThis": ratio(rows, row),
+                    "runs": row.runs, "median": of(row, |s| s.median), "min": of(row, |s| s.min),
+                    "p90": of(row, |s| s.p90), "iqr": of(row, |s| s.iqr), "firstOverThis": ratio(rows, row),
+                    "failed": row.stats.as_ref().err(),
                 })
             })
         });
@@ -87,7 +88,12 @@ impl Report {
 }
 
 fn ratio(rows: &[Row], row: &Row) -> Option<f64> {
-    (row.comparable && row.stats.median > 0.0).then(|| rows[0].stats.median / row.stats.median)
+    let (first, own) = (of(&rows[0], |s| s.median)?, of(row, |s| s.median)?);
+    (row.comparable && own > 0.0).then(|| first / own)
+}
+
+fn of(row: &Row, member: impl Fn(&Stats) -> f64) -> Option<f64> {
+    row.stats.as_ref().ok().map(member)
 }
 
 fn table(name: &str, what: &str, rows: &[Row]) -> String {
@@ -95,7 +101,7 @@ fn table(name: &str, what: &str, rows: &[Row]) -> String {
     for (at, row) in rows.iter().enumerate() {
         let value = |v: f64| shown(row.unit, v);
         let ratio = ratio(rows, row).filter(|_| at > 0).map_or_else(String::new, |r| format!("{r:.2}"));
-        let Stats { median, min, p90, iqr } = row.stats;
+        let Ok(Stats { median, min, p90, iqr }) = row.stats else { continue };
         cells.push([row.who.clone(), value(median), value(min), value(p90), value(iqr), row.runs.to_string(), ratio]);
     }
     let width = |column: usize| cells.iter().map(|c| c[column].chars().count()).max().unwrap_or(0);
@@ -107,6 +113,11 @@ fn table(name: &str, what: &str, rows: &[Row]) -> String {
         }
         out.push_str(line.trim_end());
         out.push('\n');
+    }
+    for row in rows {
+        if let Err(reason) = &row.stats {
+            out.push_str(&format!("  without {}: {reason}\n", row.who));
+        }
     }
     out
 }
@@ -125,7 +136,8 @@ mod tests {
 
     #[test]
     fn rows_line_up_and_ratios_are_the_first_over_each() {
-        let row = |who: &str, ms: f64| Row::of(&Samples { who: who.into(), values: vec![ms * 1e6] }, Unit::Ns);
+        let row =
+            |who: &str, ms: f64| Row::of(&Samples { who: who.into(), values: vec![ms * 1e6], failed: None }, Unit::Ns);
         let mut report = Report::new(vec![("kernel".into(), "x".into())]);
         let table = report.add("b".into(), "what".into(), vec![row("agentsbx", 2.0), row("runc", 20.0)]);
         let lines: Vec<_> = table.lines().collect();

@@ -15,7 +15,7 @@ pub fn nothing() -> Bench {
         let containers = running(lab)?;
         let contestants = containers.iter().map(|container| {
             let once = move |_| lab.timed(container.exec(&["true"]), 0);
-            Contestant::new(container.runtime.name.clone(), once)
+            Contestant::of(&container.runtime, once)
         });
         let rows = Row::times(&alternate(lab.runs, contestants.collect())?);
         let shown = containers[0].show()?;
@@ -29,7 +29,7 @@ pub fn touch() -> Bench {
     Bench::new("exec-touch", "exec of `touch FILE`, a new one; agentsbx: layer made, compared, committed", |lab| {
         let containers = running(lab)?;
         let contestants = containers.iter().map(|container| {
-            Contestant::new(container.runtime.name.clone(), move |round| {
+            Contestant::of(&container.runtime, move |round| {
                 let name = format!("touched{round}");
                 let took = lab.timed(container.exec(&["touch", &format!("/{name}")]), 0)?;
                 made(container, &name, 1)?;
@@ -51,7 +51,7 @@ pub fn many(count: usize) -> Bench {
             .iter()
             .map(|container| {
                 let once = move |round| files(lab, container, &[], round, count);
-                Contestant::new(container.runtime.name.clone(), once)
+                Contestant::of(&container.runtime, once)
             })
             .collect();
         let without = |round| files(lab, &shared, &["--layer", "shared"], round, count);

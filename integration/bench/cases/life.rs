@@ -14,11 +14,10 @@ use crate::bench::report::Row;
 /// How long a runtime takes to be there.
 pub fn version() -> Bench {
     Bench::new("version", "--version: the runtime's own start; a static busybox true is the machine's floor", |lab| {
-        let contestant = |runtime: &Runtime| {
-            let runtime = runtime.clone();
-            Contestant::new(runtime.name.clone(), move |_| lab.timed(runtime.command(["--version"]), 0))
-        };
-        let mut contestants: Vec<_> = lab.runtimes.iter().map(contestant).collect();
+        let mut contestants = Vec::new();
+        for runtime in &lab.runtimes {
+            contestants.push(Contestant::of(runtime, move |_| lab.timed(runtime.command(["--version"]), 0)));
+        }
         let floor = lab.bundle(&["true"])?.join("rootfs/bin/true");
         contestants.push(Contestant::new("true", move |_| lab.timed(Command::new(&floor), 0)));
         Ok(Row::times(&alternate(lab.runs, contestants)?))
@@ -57,9 +56,11 @@ fn each(lab: &Lab, life: impl Fn(&Runtime, &PathBuf, &str) -> anyhow::Result<f64
     let mut contestants = Vec::new();
     for runtime in &lab.runtimes {
         let bundle = lab.bundle(&["true"])?;
+        let name = bundle.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let life = &life;
-        contestants.push(Contestant::new(runtime.name.clone(), move |round| {
-            let id = format!("life{round}");
+        contestants.push(Contestant::of(runtime, move |round| {
+            // As unique as the bundle: what a peer has left behind is in nobody's way.
+            let id = format!("{name}-{round}");
             let took = life.borrow()(runtime, &bundle, &id)?;
             let left = lab.output(runtime.command(["list", "--quiet"]))?;
             ensure!(!left.lines().any(|line| line == id), "{id} is still there");

@@ -29,7 +29,7 @@ pub fn supervisor() -> Bench {
             .map(|(container, detached)| {
                 let who = container.runtime.name.clone() + if detached { ", detached" } else { "" };
                 let (name, found) = (who.clone(), &found);
-                Contestant::new(who, move |round| {
+                let once = move |round| {
                     let sizes = sizes(container, detached)?;
                     if round > 0 {
                         let mut found = found.borrow_mut();
@@ -39,17 +39,19 @@ pub fn supervisor() -> Bench {
                         }
                     }
                     Ok(sizes[0])
-                })
+                };
+                if detached { Contestant::new(who, once) } else { Contestant::of(&container.runtime, once) }
             })
             .collect();
         let order: Vec<String> = contestants.iter().map(|c| c.who.clone()).collect();
-        alternate(lab.runs.min(10), contestants)?;
+        let first = alternate(lab.runs.min(10), contestants)?;
         let mut rows = Vec::new();
         let found = found.into_inner();
         for (at, (kind, _)) in KINDS.iter().enumerate() {
             for name in &order {
-                let lists = found.get(name).context("a contestant without samples")?;
-                let samples = Samples { who: format!("{name}: {kind}"), values: lists[at].clone() };
+                let failed = first.iter().find(|s| s.who == *name).and_then(|s| s.failed.clone());
+                let values = found.get(name).map(|lists| lists[at].clone()).unwrap_or_default();
+                let samples = Samples { who: format!("{name}: {kind}"), values, failed };
                 rows.push(Row { comparable: at == 0, ..Row::of(&samples, Unit::KiB) });
             }
         }

@@ -13,7 +13,7 @@ pub fn execs(count: usize) -> Bench {
     Bench::new(&format!("parallel-{count}"), &what, move |lab| {
         let containers = running(lab)?;
         let contestants = containers.iter().map(|container| {
-            Contestant::new(container.runtime.name.clone(), move |round| {
+            Contestant::of(&container.runtime, move |round| {
                 let command = |n: usize| {
                     let code = (n % 100) as i32;
                     let script = format!(": >/p{round}-{n}; exit {code}");

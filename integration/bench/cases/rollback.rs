@@ -32,7 +32,8 @@ pub fn one_step() -> Bench {
             Ok(took)
         });
         let mut samples = alternate(lab.runs, vec![both])?;
-        let forward = crate::bench::measure::Samples { who: "agentsbx, forward".into(), values: back.into_inner() };
+        let forward =
+            crate::bench::measure::Samples { who: "agentsbx, forward".into(), values: back.into_inner(), failed: None };
         ensure!(forward.values.len() == samples[0].values.len(), "a round was lost");
         samples.push(forward);
         Ok(Row::times(&samples))
