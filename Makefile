@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: clean help setup demo check test test-vm install uninstall docs schema
+.PHONY: clean help setup demo check test test-vm bench install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make check      formatting, lints, shell scripts'
 	@echo 'make test       every test: as root, with engines of their own'
 	@echo 'make test-vm    the same runtime on Debian 12 with systemd and cgroup v2, in an emulated machine: slow'
+	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
 	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
@@ -41,6 +42,11 @@ test: setup
 test-vm:
 	@hack/deps.sh build
 	@hack/vm.sh
+
+bench:
+	@hack/deps.sh build bench
+	@mkdir -p target/bench
+	@hack/bench.sh --json target/bench/result.json $(BENCH)
 
 docs:
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need; says and does nothing when all are there.
 #
-#   hack/deps.sh [build|test|check|demo]...      (default: build test check)
+#   hack/deps.sh [build|test|check|demo|bench]...      (default: build test check)
 set -eu
 
 build="gcc libc6-dev libseccomp-dev make pkg-config python3"
 check="shellcheck"
 demo="busybox-static"
+bench="busybox-static crun findutils python3 runc util-linux"
 # What the integration tests drive: engines, reference runtimes, and what builds the test images.
 test="busybox-static conmon containerd crun debootstrap docker.io git iproute2 iptables podman python3 runc uidmap util-linux"
 
@@ -18,8 +19,9 @@ for group in "$@"; do
     test) wanted="$wanted $test" ;;
     check) wanted="$wanted $check" ;;
     demo) wanted="$wanted $demo" ;;
+    bench) wanted="$wanted $bench" ;;
     *)
-        echo "usage: hack/deps.sh [build|test|check|demo]..." >&2
+        echo "usage: hack/deps.sh [build|test|check|demo|bench]..." >&2
         exit 2
         ;;
     esac

@@ -22,9 +22,10 @@ end() {
     kill -KILL "$1" 2>/dev/null
 }
 
-# The processes in the run's cgroups, in every hierarchy.
+# The processes in the run's cgroups, in every hierarchy; a plain file of that name says nothing.
 contained() {
-    find /sys/fs/cgroup -depth -path "*$cgroup*" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u
+    find /sys/fs/cgroup -depth -path "*$cgroup*" -name cgroup.procs \( -fstype cgroup -o -fstype cgroup2 \) \
+        -exec cat {} + 2>/dev/null | sort -u
 }
 
 # The processes that have one of the run's directories in their arguments: shims, conmon, proxies.

@@ -5,6 +5,7 @@
 //! `AGENTSBX_BIN` names the binary under test when it is not the one that cargo has just built.
 #![allow(clippy::disallowed_methods, reason = "scratch files of tests need no durability")]
 
+mod bench;
 mod cli;
 mod conformance;
 mod ctr;

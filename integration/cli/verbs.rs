@@ -116,17 +116,153 @@ fn state_carries_generation_and_diff() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&engine).expect("JSON"), bundle.config);
 }
 
-/// A store that does not exist yet is made once, however many commands ask for it at the same time.
+/// A store that does not exist yet is made once, however many commands need it at the same time.
 #[test]
-fn a_new_store_can_be_opened_by_many_at_once() {
-    for _ in 0..10 {
+fn a_new_store_can_be_made_by_many_at_once() {
+    for _ in 0..2 {
         let env = Env::new();
-        let commands: Vec<_> = (0..12).map(|_| env.cmd(["show", "no-such-container"]).spawn()).collect();
+        let bundles: Vec<_> = (0..8).map(|_| Bundle::new(&env, ["sleep", "100000"])).collect();
+        let create = |bundle: &Bundle<'_>| {
+            bundle.write();
+            let create = env.cmd(["create", "--bundle"]).arg(&bundle.dir).arg(&bundle.id);
+            create.output_to(bundle.dir.join("out")).spawn()
+        };
+        let commands: Vec<_> = bundles.iter().map(create).collect();
         for command in commands {
-            let output = command.wait().expect(1);
-            assert!(output.stderr.contains("no-such-container"), "{}", output.stderr);
+            command.wait().expect(0);
+        }
+        assert_eq!(env.ok(["log"]).lines().count(), 1 + bundles.len());
+    }
+}
+
+/// A mistyped `--store` is an error that names it, and no new store.
+#[test]
+fn only_making_a_container_makes_a_store() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let typo = env.dir.join("stroe");
+    let empty = env.dir.join("empty");
+    std::fs::create_dir(&empty).expect("make a directory");
+    let verbs: [(&[&str], i32); 10] = [
+        (&["log"], 1),
+        (&["log", "c"], 1),
+        (&["show", "c"], 1),
+        (&["diff", "c"], 1),
+        (&["commit", "c", "x"], 1),
+        (&["rollback", "c", "0"], 1),
+        (&["reset", "c"], 1),
+        (&["gc"], 1),
+        (&["recover"], 1),
+        (&["exec", &bundle.id, "true"], 255),
+    ];
+    for (args, code) in verbs {
+        for store in [&typo, &empty] {
+            let refused = env.cmd(["--store"]).arg(store).args(args).run().expect(code);
+            let path = store.to_str().expect("text");
+            assert!(
+                refused.stderr.contains(path) && refused.stderr.contains("--store"),
+                "{args:?}: {}",
+                refused.stderr
+            );
         }
     }
+    assert!(!typo.exists());
+    assert!(std::fs::read_dir(&empty).expect("list").next().is_none());
+}
+
+/// Whoever gives an engine's name for a container is told how to come by the id.
+#[test]
+fn a_name_that_is_no_id_is_answered_with_the_way_to_the_id() {
+    let env = Env::new();
+    let _bundle = Bundle::running(&env);
+    let refused = env.run(["show", "webserver"]).expect(1);
+    assert!(refused.stderr.contains("docker inspect -f '{{.Id}}' NAME"), "{}", refused.stderr);
+}
+
+/// Output that can't be written is a failure; that its reader has gone is not one to talk of.
+#[test]
+fn what_could_not_be_printed_is_told() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo x >/x").expect(0);
+    let id = bundle.id.as_str();
+    let forms: [&[&str]; 15] = [
+        &["log"],
+        &["log", id],
+        &["log", id, "--json"],
+        &["show", id],
+        &["show", id, "--json"],
+        &["diff", id],
+        &["diff", id, "--name-only", "-z"],
+        &["diff", id, "--patch"],
+        &["diff", id, "--stat"],
+        &["state", id],
+        &["list"],
+        &["ps", id],
+        &["gc", "--dry-run"],
+        &["--version"],
+        &["exec", "--help"],
+    ];
+    let shell = |redirected: &str, args: &[&str]| {
+        let command = env.cmd(args.iter().copied());
+        command.in_shell(redirected).run()
+    };
+    for args in forms {
+        let full = shell("\"$@\" >/dev/full", args).expect(1);
+        assert!(full.stderr.contains("no space left on device"), "{args:?}: {}", full.stderr);
+        // The pipe's other end is closed before anything is written.
+        let gone = shell("{ sleep 0.05; \"$@\"; echo $? >&2; } | true", args).expect(0);
+        assert_eq!(gone.stderr, "141\n", "{args:?}");
+    }
+}
+
+/// `reset` is no rollback in the log; branches that were left are beside HEAD's line, and say where they began.
+#[test]
+fn the_log_is_a_graph() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = bundle.id.as_str();
+    for script in ["echo 1 >/1", "echo 2 >/2", "echo 3 >/3"] {
+        bundle.sh(script).expect(0);
+    }
+    env.ok(["rollback", id, "1"]);
+    bundle.sh("echo 4 >/4").expect(0);
+    // Graph and number, which come before the exec's id or the spaces in its place.
+    let graph = || -> Vec<String> {
+        let text = env.ok(["log", id]);
+        let exec = text.find("EXEC").expect("a heading");
+        text.lines().skip(1).map(|line| line[..exec].trim_end().to_owned()).collect()
+    };
+    assert_eq!(graph(), ["*    0", "*    1", "| -  2 on 1", "| -  3", "|", "@    4"]);
+    env.ok(["rollback", id, "3"]);
+    assert_eq!(graph()[3..], ["@    3", "", "  -  4 on 1", ""]);
+    assert_eq!(env.ok(["reset", id]), "0 execs killed, HEAD 3 -> 0");
+    assert_eq!(graph()[0], "@    0");
+    assert!(env.ok(["log", id]).ends_with("reset from 3 to 0, execs killed: 0"));
+    let last = env.ok(["log", id, "--json"]).lines().last().map(str::to_owned).expect("a line");
+    let last: serde_json::Value = serde_json::from_str(&last).expect("JSON");
+    assert_eq!(last["type"], "reset");
+    assert_eq!(last["event"], serde_json::json!({"from": 3, "to": 0, "killed": 0}));
+}
+
+/// Generations that are not above each other can't be compared; what can is named.
+#[test]
+fn diff_across_branches_says_what_can_be_compared() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = bundle.id.as_str();
+    bundle.sh("echo 1 >/1").expect(0);
+    bundle.sh("echo 2 >/2").expect(0);
+    env.ok(["rollback", id, "1"]);
+    bundle.sh("echo 3 >/3").expect(0);
+    let refused = |range: &str| env.run(["diff", id, range]).expect(1).stderr;
+    let apart = refused("2..3");
+    assert!(apart.contains("part at 1") && apart.contains("1..2") && apart.contains("1..3"), "{apart}");
+    let backwards = refused("3..1");
+    assert!(backwards.contains("1..3"), "{backwards}");
+    let path = refused("etc");
+    assert!(path.contains("slash"), "{path}");
+    assert_eq!(env.ok(["diff", id, "1..2", "--name-only"]), "/2");
 }
 
 /// A name is whatever its maker wanted: no form of `diff` but `-z` sends its control characters to a terminal.

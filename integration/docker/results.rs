@@ -126,7 +126,8 @@ fn log_tells_the_story() {
     for expected in ["first-file", "second-file", "committed", "6", "rollback"] {
         assert!(text.contains(expected), "{expected} not in {text}");
     }
-    let marked = |mark: char| text.lines().filter(|l| l.starts_with(mark)).map(str::to_owned).collect::<Vec<_>>();
+    let graph = |line: &str| line.chars().take(4).collect::<String>();
+    let marked = |mark: char| text.lines().filter(|l| graph(l).contains(mark)).map(str::to_owned).collect::<Vec<_>>();
     // HEAD, and what the rollback left.
     assert!(matches!(marked('@').as_slice(), [one] if one.contains("first-file")), "{text}");
     assert!(matches!(marked('-').as_slice(), [one] if one.contains("second-file")), "{text}");

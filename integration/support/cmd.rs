@@ -115,6 +115,12 @@ impl Cmd {
         Cmd { argv, ..self }
     }
 
+    /// The same command within a shell's line, which has it as `"$@"`.
+    pub fn in_shell(self, line: &str) -> Cmd {
+        let argv = ["sh", "-c", line, "sh"].iter().map(OsString::from).chain(self.argv).collect();
+        Cmd { argv, ..self }
+    }
+
     fn line(&self) -> String {
         self.argv.iter().map(|a| a.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }

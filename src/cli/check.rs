@@ -19,8 +19,8 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let report = check::run(&global.context()?);
     match args.json {
-        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
-        false => print(&text(&report, Paint::stdout())),
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(&text(&report, Paint::stdout()))?,
     }
     Ok(u8::from(!report.ready))
 }

@@ -9,7 +9,7 @@ pub struct Args {
     /// Commit even if somebody else's commit changed the same paths; this layer then wins
     #[arg(long)]
     force: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either
@@ -19,6 +19,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (record, generation) = commit::held(&global.context()?, &args.container, &args.exec, args.force)?;
-    print(&format!("{} committed as generation {generation}\n", record.id));
+    print(&format!("{} committed as generation {generation}\n", record.id))?;
     Ok(0)
 }

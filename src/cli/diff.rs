@@ -1,20 +1,25 @@
 //! `diff`.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use serde_json::json;
 
 use super::render::{self, Paint};
-use super::{Global, print};
+use super::{Global, print, print_bytes};
 use crate::diff::{FileType, Kind, PathBytes};
+use crate::ops::OpsError;
 use crate::ops::history::{self, Range};
+use crate::store::StoreError;
 
 /// Show what changed between two generations
 ///
 /// Several layers are composed: what was added and deleted again is no change. Letters: A added, M modified, m metadata
 /// only, D deleted, T type changed, R renamed.
+///
+/// "diff C" compares generation 0 with HEAD, "diff C 3" generation 3 with HEAD, "diff C 3..5" 3 with 5, "diff C
+/// @-1.." HEAD's
+/// parent with HEAD, "diff C EXEC" what one exec saw with what it left, "diff C 3..5 /etc" only what is below /etc.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object with the changes and their summary
@@ -35,7 +40,7 @@ pub struct Args {
     /// List each path under a deleted directory
     #[arg(long, short)]
     recursive: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// FROM, FROM..TO or one exec's id (by default 0..@); then paths to look at only
@@ -45,10 +50,17 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (range, paths) = split(&args.rest)?;
-    let compared = history::compare(&global.context()?, &args.container, &range, args.recursive, &paths)?;
+    let compared = history::compare(&global.context()?, &args.container, &range, args.recursive, &paths);
+    let compared = compared.map_err(|err| match err {
+        OpsError::Store(StoreError::ExecNotFound { name }) => anyhow::anyhow!(
+            "{name:?} is neither a generation nor an exec, as `agentsbx log CONTAINER` shows them, nor a path: those begin \
+             with a slash"
+        ),
+        other => other.into(),
+    })?;
     let (changes, summary) = (&compared.diff.changes, &compared.diff.summary);
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&json!({ "summary": summary, "changes": changes }))?));
+        print(&format!("{}\n", serde_json::to_string_pretty(&json!({ "summary": summary, "changes": changes }))?))?;
     } else if args.name_only {
         let mut text = Vec::new();
         for change in changes {
@@ -61,13 +73,13 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
                 text.push(b'\n');
             }
         }
-        let _ = std::io::stdout().lock().write_all(&text);
+        print_bytes(&text)?;
     } else if args.patch {
         let mut text = Vec::new();
         compared.patch(&mut text)?;
-        let _ = std::io::stdout().lock().write_all(&text);
+        print_bytes(&text)?;
     } else if args.stat {
-        print(&stat(changes, summary));
+        print(&stat(changes, summary))?;
     } else {
         let paint = Paint::stdout();
         let mut text = String::new();
@@ -75,7 +87,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
             text.push_str(&render::change(paint, change));
             text.push('\n');
         }
-        print(&text);
+        print(&text)?;
     }
     Ok(0)
 }

@@ -6,7 +6,7 @@ use crate::ops::discard;
 /// Drop a held layer
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either
@@ -16,6 +16,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let record = discard::held(&global.context()?, &args.container, &args.exec)?;
-    print(&format!("{} discarded\n", record.id));
+    print(&format!("{} discarded\n", record.id))?;
     Ok(0)
 }

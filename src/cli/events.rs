@@ -40,7 +40,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     loop {
         match events.wait()? {
             Event::Tick => show_stats(&record)?,
-            Event::Oom => super::print(&format!("{}\n", json!({"type": "oom", "id": record.id}))),
+            Event::Oom => super::print(&format!("{}\n", json!({"type": "oom", "id": record.id})))?,
             Event::Ended => return Ok(0),
         }
     }
@@ -48,7 +48,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
 
 fn show_stats(record: &Record) -> anyhow::Result<()> {
     let event = json!({"type": "stats", "id": record.id, "data": stats::stats(record)?});
-    super::print(&format!("{event}\n"));
+    super::print(&format!("{event}\n"))?;
     Ok(())
 }
 

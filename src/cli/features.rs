@@ -12,7 +12,7 @@ pub const SPEC_VERSION: &str = "1.2.1";
 pub struct Args {}
 
 pub fn run(_: &Global, _: Args) -> anyhow::Result<u8> {
-    super::print(&format!("{}\n", serde_json::to_string_pretty(&document())?));
+    super::print(&format!("{}\n", serde_json::to_string_pretty(&document())?))?;
     Ok(0)
 }
 

@@ -36,7 +36,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
             text.push_str(&format!("{} deleted, {} layers kept\n", report.deleted.len(), plan.kept));
         }
     }
-    print(&text);
+    print(&text)?;
     Ok(code)
 }
 

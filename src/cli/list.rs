@@ -7,7 +7,7 @@ use crate::ops::OpsError;
 use crate::runtime::{Record, RuntimeError};
 use crate::spec::passwd;
 
-/// List containers started with the given root
+/// List containers started with the given root ("log" lists those with a history, whatever root they have)
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Select one of: table or json
@@ -29,14 +29,14 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         }
     }
     if args.quiet {
-        super::print(&records.iter().map(|r| format!("{}\n", r.id)).collect::<String>());
+        super::print(&records.iter().map(|r| format!("{}\n", r.id)).collect::<String>())?;
         return Ok(0);
     }
     if args.format == "json" {
         let list = records.iter().map(|r| state::document(r, r.status()?, &owner(r.owner)));
         let list = list.collect::<Result<Vec<_>, OpsError>>()?;
         let text = if list.is_empty() { "null".to_owned() } else { serde_json::to_string(&list)? };
-        super::print(&format!("{text}\n"));
+        super::print(&format!("{text}\n"))?;
         return Ok(0);
     }
     let mut rows = vec![["ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER"].map(str::to_owned)];
@@ -46,7 +46,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         let pid = r.shown_pid(status).to_string();
         rows.push([r.id.to_string(), pid, status.to_string(), bundle, r.created.clone(), owner(r.owner)]);
     }
-    super::print(&table(&rows));
+    super::print(&table(&rows))?;
     Ok(0)
 }
 

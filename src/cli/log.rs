@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::graph::Graph;
 use super::render::{self, Colour, Paint};
 use super::{Global, print};
 use crate::diff::Summary;
@@ -12,58 +13,61 @@ use crate::store::{ExecRecord, LogEntry, now_ns};
 
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 ///
-/// @ is HEAD, which the next exec sees; - is a generation that a rollback left: "rollback" can return to it.
+/// @ is HEAD, which the next exec sees; * its ancestors; - a generation that a rollback left: "rollback" can return to
+/// it. "4 on 1" begins such a branch, with 1 as its parent. An exec whose layer was not committed has no number.
+/// The container's id is what "docker ps", "ctr containers list" and so on show.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
-    /// The container: its id or a unique prefix of it; by default all containers are listed
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it; by default
+    /// all containers are listed
     #[arg(value_name = "CONTAINER")]
     container: Option<String>,
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let Some(name) = &args.container else { return containers(global, args.json) };
-    let history::History { container, entries, line } = history::log(&global.context()?, name)?;
+    let history::History { container, entries, parents } = history::log(&global.context()?, name)?;
     if args.json {
-        for entry in &entries {
-            print(&format!("{}\n", as_json(entry)));
-        }
-        return Ok(0);
+        return Ok(print(&entries.iter().map(|entry| format!("{}\n", as_json(entry))).collect::<String>()).map(|()| 0)?);
     }
     let paint = Paint::stdout();
     let short = short_length(&entries);
+    let told: Vec<&LogEntry> = entries
+        .iter()
+        .filter(|entry| !matches!(entry, LogEntry::Event(event) if event.kind == "container-created"))
+        .collect();
+    let of = |entry: &&LogEntry| if let LogEntry::Exec(exec) = entry { exec.generation } else { None };
+    let generations: Vec<_> = [Some(Generation::ZERO)].into_iter().chain(told.iter().map(of)).collect();
+    let graph = Graph::new(&generations, &parents, container.head);
+    let place = |row: usize| {
+        let generation = generations[row];
+        let colour = match generation {
+            Some(generation) if generation == container.head => Colour::Bold,
+            _ => Colour::Dim,
+        };
+        let number = generation.map(|g| graph.number(g)).unwrap_or_default();
+        [paint.text(colour, &graph.cell(row, generation)), number]
+    };
     let mut rows = vec![
         ["", "GEN", "EXEC", "WHEN", "COMMAND", "END", "LAYER", "CHANGES"].map(|h| paint.text(Colour::Dim, h)).to_vec(),
     ];
-    let mark = |generation: Generation| {
-        if generation == container.head {
-            paint.text(Colour::Bold, "@")
-        } else if generation == Generation::ZERO || line.contains(&generation) {
-            String::new()
-        } else {
-            paint.text(Colour::Dim, "-")
-        }
-    };
-    let origin = [
-        mark(Generation::ZERO),
-        "0".into(),
-        String::new(),
-        ago(container.created_ns),
-        paint.text(Colour::Dim, "(the root filesystem as created)"),
-    ];
-    rows.push(origin.to_vec());
-    let told =
-        entries.iter().filter(|entry| !matches!(entry, LogEntry::Event(event) if event.kind == "container-created"));
-    rows.extend(told.map(|entry| match entry {
-        LogEntry::Exec(exec) => exec_row(paint, exec, short, exec.generation.map(mark).unwrap_or_default()),
-        LogEntry::Event(event) => {
-            let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
-            vec![String::new(), String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]
+    let [mark, zero] = place(0);
+    let origin = paint.text(Colour::Dim, "(the root filesystem as created)");
+    rows.push(vec![mark, zero, String::new(), ago(container.created_ns), origin]);
+    rows.extend(told.iter().enumerate().map(|(at, entry)| {
+        let [mark, number] = place(at + 1);
+        match entry {
+            LogEntry::Exec(exec) => exec_row(paint, exec, short, mark, number),
+            LogEntry::Event(event) => {
+                let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
+                vec![mark, String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]
+            }
         }
     }));
-    print(&render::table(&rows));
+    print(&render::table(&rows))?;
     Ok(0)
 }
 
@@ -76,7 +80,7 @@ fn containers(global: &Global, as_json: bool) -> anyhow::Result<u8> {
                 "id": container.id, "head": container.head, "root": container.root, "bundle": container.bundle,
                 "createdAt": rfc3339(container.created_ns),
             });
-            print(&format!("{one}\n"));
+            print(&format!("{one}\n"))?;
         }
         return Ok(0);
     }
@@ -86,16 +90,16 @@ fn containers(global: &Global, as_json: bool) -> anyhow::Result<u8> {
         let root = render::visible(&container.root.to_string_lossy());
         vec![render::clip(container.id.as_str(), 24), container.head.to_string(), ago(container.created_ns), root]
     }));
-    print(&render::table(&rows));
+    print(&render::table(&rows))?;
     Ok(0)
 }
 
-fn exec_row(paint: Paint, exec: &ExecRecord, short: usize, mark: String) -> Vec<String> {
+fn exec_row(paint: Paint, exec: &ExecRecord, short: usize, mark: String, number: String) -> Vec<String> {
     let end: Option<End> = exec.end.clone().and_then(|e| serde_json::from_value(e).ok());
     let summary: Summary = exec.summary.clone().and_then(|s| serde_json::from_value(s).ok()).unwrap_or_default();
     vec![
         mark,
-        exec.generation.map(|g| g.to_string()).unwrap_or_default(),
+        number,
         exec.id.to_string()[..short].to_owned(),
         ago(exec.started_ns),
         render::command(&exec.args, 44),
@@ -110,6 +114,7 @@ fn event_text(kind: &str, payload: &Value, short: usize) -> String {
     let exec = || payload["exec"].as_str().map(|id| id.get(..short).unwrap_or(id).to_owned()).unwrap_or_default();
     match kind {
         "rollback" => format!("rollback from {} to {}", number("from"), number("to")),
+        "reset" => format!("reset from {} to {}, execs killed: {}", number("from"), number("to"), number("killed")),
         "commit" => format!("commit of {} as generation {}", exec(), number("generation")),
         "discard" => format!("discard of {}", exec()),
         other => render::visible(other),

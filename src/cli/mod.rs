@@ -14,6 +14,7 @@ mod events;
 mod exec;
 mod features;
 mod gc;
+mod graph;
 mod hooks;
 mod kill;
 mod list;
@@ -130,8 +131,7 @@ impl Global {
         }
     }
 
-    /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
-    /// The same for what must work with a configuration that can't be read: then with the defaults, and the flags.
+    /// As `context`, for what must work with a configuration that can't be read: then with the defaults, and the flags.
     fn context_or_default(&self, warn: &mut dyn FnMut(&str)) -> Context {
         self.context().unwrap_or_else(|err| {
             warn(&format!("the defaults are used: {err:#}"));
@@ -158,6 +158,7 @@ impl Global {
         Ok(Context { config: config::load(&sources)? })
     }
 
+    /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
     fn debug_log(&self) -> Option<File> {
         let path = self.log.as_deref().filter(|_| self.debug)?;
         report::open_log(path).ok()
@@ -260,8 +261,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let matches = match definition.try_get_matches_from(&argv) {
         Ok(matches) => matches,
         Err(err) if !err.use_stderr() => {
-            print(&err.to_string());
-            return ExitCode::SUCCESS;
+            return told(&report::Target::of_argv(&argv), &err.to_string());
         }
         Err(err) => {
             let code = if argv::names(&argv, "exec") { 255 } else { 1 };
@@ -276,23 +276,28 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    if cli.global.version {
-        print(&version());
-        return ExitCode::SUCCESS;
-    }
+    let version_wanted = cli.global.version;
     let global = Global::resolve(cli.global);
+    let target = report::Target::of(&global);
+    if version_wanted {
+        return told(&target, &version());
+    }
     let Some(command) = cli.command else {
-        print(&Cli::command().render_help().to_string());
-        return ExitCode::SUCCESS;
+        return told(&target, &Cli::command().render_help().to_string());
     };
     let failure_code = command.failure_code();
     let protected = if command.enters() { protect() } else { Ok(()) };
     match protected.and_then(|()| command.run(&global)) {
         Ok(code) => ExitCode::from(code),
-        Err(err) => {
-            report::failure(&report::Target::of(&global), &report::text(&err));
-            ExitCode::from(failure_code)
-        }
+        Err(err) => failed(&target, &err, failure_code),
+    }
+}
+
+/// Prints what was asked for instead of a command; the exit code.
+fn told(target: &report::Target, text: &str) -> ExitCode {
+    match print(text) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => failed(target, &err.into(), 1),
     }
 }
 
@@ -307,10 +312,32 @@ fn version() -> String {
     format!("{NAME} version {}\ncommit: {commit}\nspec: {}\n", env!("CARGO_PKG_VERSION"), features::SPEC_VERSION)
 }
 
-/// Prints on stdout. A reader that has gone away is no failure of ours.
-fn print(text: &str) {
+/// Standard output could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("write to standard output")]
+struct PrintError(#[source] std::io::Error);
+
+/// What a program that is killed by SIGPIPE seems to exit with.
+const READER_GONE: u8 = 128 + 13;
+
+/// Prints on stdout. That the reader has gone away ends the command, with nothing said ([`failed`]).
+fn print(text: &str) -> Result<(), PrintError> {
+    print_bytes(text.as_bytes())
+}
+
+/// The same of what need not be text.
+fn print_bytes(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(PrintError)
+}
+
+/// Reports what failed; the exit code, `code` unless only a reader has gone away, who knows it himself.
+fn failed(target: &report::Target, err: &anyhow::Error, code: u8) -> ExitCode {
+    if err.downcast_ref().is_some_and(|PrintError(err)| err.kind() == std::io::ErrorKind::BrokenPipe) {
+        return ExitCode::from(READER_GONE);
+    }
+    report::failure(target, &report::text(err));
+    ExitCode::from(code)
 }
 
 /// Tells of something that failed without failing the command, in the log file only: stderr may be the container's.

@@ -25,7 +25,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let record = Record::load(&global.root, &super::id(&args.id)?)?;
     let pids = runtime::pids(&record)?;
     if args.format == "json" {
-        super::print(&format!("{}\n", serde_json::to_string(&pids)?));
+        super::print(&format!("{}\n", serde_json::to_string(&pids)?))?;
         return Ok(0);
     }
     let options = if args.options.is_empty() { vec!["-ef".to_owned()] } else { args.options };
@@ -33,7 +33,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     if !output.status.success() {
         bail!("ps {}: {}", options.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
-    super::print(&select(&String::from_utf8_lossy(&output.stdout), &pids)?);
+    super::print(&select(&String::from_utf8_lossy(&output.stdout), &pids)?)?;
     Ok(0)
 }
 

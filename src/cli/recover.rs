@@ -3,7 +3,7 @@
 use super::{Global, print};
 use crate::ops::recover;
 
-/// Repair what killed supervisors left, in all containers
+/// Repair what killed supervisors left, in all containers, and drop the history of containers that are gone
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -11,10 +11,14 @@ pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
     let recovered = recover::all(&global.context()?)?;
     for one in &recovered.execs {
         let layer = if one.held { "its layer is held" } else { "it had changed nothing" };
-        print(&format!("{} {}: aborted, {} processes killed, {layer}\n", one.container, one.exec, one.killed));
+        let killed = match one.killed {
+            1 => "1 process killed".to_owned(),
+            n => format!("{n} processes killed"),
+        };
+        print(&format!("{} {}: aborted, {killed}, {layer}\n", one.container, one.exec))?;
     }
     for id in &recovered.containers {
-        print(&format!("{id}: gone, its history dropped\n"));
+        print(&format!("{id}: gone, its history dropped\n"))?;
     }
     let more = recovered.failed.len().saturating_sub(1);
     if let Some(first) = recovered.failed.into_iter().next() {
@@ -22,7 +26,7 @@ pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
         anyhow::bail!("{}{more}", crate::error::chain(&first));
     }
     if recovered.execs.is_empty() && recovered.containers.is_empty() {
-        print("nothing to recover\n");
+        print("nothing to recover\n")?;
     }
     Ok(0)
 }

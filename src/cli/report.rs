@@ -110,8 +110,11 @@ pub fn text(err: &anyhow::Error) -> String {
 /// clap's message without its usage and help parts.
 pub fn usage(text: &str) -> String {
     let end = text.find("\n\nUsage:").or_else(|| text.find("\n\nFor more")).unwrap_or(text.len());
-    let line = text[..end].split_whitespace().collect::<Vec<_>>().join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+    let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (what, tips) = text[..end].split_once("\n\n  tip: ").unwrap_or((&text[..end], ""));
+    let line = one_line(what);
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    if tips.is_empty() { line.to_owned() } else { format!("{line}: {}", one_line(&tips.replace("tip: ", ""))) }
 }
 
 /// `No such file or directory (os error 2)` as `no such file or directory`.
@@ -164,5 +167,7 @@ mod tests {
     fn usage_is_one_line() {
         let text = "error: the following required arguments were not provided:\n  <ID>\n\nUsage: x\n\nFor more\n";
         assert_eq!(usage(text), "the following required arguments were not provided: <ID>");
+        let text = "error: unrecognized subcommand 'shw'\n\n  tip: a similar subcommand exists: 'show'\n\nUsage: x\n";
+        assert_eq!(usage(text), "unrecognized subcommand 'shw': a similar subcommand exists: 'show'");
     }
 }

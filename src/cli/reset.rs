@@ -6,7 +6,7 @@ use crate::ops::rollback;
 /// Kill every exec of a container and go back to generation 0
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
 }
@@ -14,6 +14,6 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (killed, moved) = rollback::reset(&global.context()?, &args.container)?;
     let word = if killed == 1 { "exec" } else { "execs" };
-    print(&format!("{killed} {word} killed, HEAD {} -> {}\n", moved.from, moved.to));
+    print(&format!("{killed} {word} killed, HEAD {} -> {}\n", moved.from, moved.to))?;
     Ok(0)
 }

@@ -5,10 +5,12 @@ use crate::ops::rollback;
 
 /// Go back to a generation: the next exec sees it
 ///
-/// Nothing is lost: what HEAD leaves stays, and a later rollback can return to it. Execs that run go on with what they see.
+/// Nothing is lost: what HEAD leaves stays, and a later rollback can return to it. Execs that run go on with what
+/// they see.
+/// "rollback C @-1" undoes the last commit, "rollback C 0" all of them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// A generation's number, or @-N for HEAD's Nth parent
@@ -18,6 +20,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let moved = rollback::to(&global.context()?, &args.container, args.generation.parse()?)?;
-    print(&format!("HEAD {} -> {}\n", moved.from, moved.to));
+    print(&format!("HEAD {} -> {}\n", moved.from, moved.to))?;
     Ok(0)
 }

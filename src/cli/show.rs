@@ -13,7 +13,7 @@ pub struct Args {
     /// Wait until the exec has ended
     #[arg(long)]
     wait: bool,
-    /// The container: its id or a unique prefix of it
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
     #[arg(value_name = "CONTAINER")]
     container: String,
     /// The exec: its id, the engine's id for it, or a unique prefix of either; by default the last one
@@ -24,9 +24,9 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait)?;
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&document)?));
+        print(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {
-        print(&render::result(Paint::stdout(), &document));
+        print(&render::result(Paint::stdout(), &document))?;
     }
     Ok(0)
 }

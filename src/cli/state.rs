@@ -18,7 +18,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let record = Record::load(&global.root, &super::id(&args.id)?)?;
     let status = record.status()?;
     let text = serde_json::to_string_pretty(&document(&record, status, "")?)?;
-    super::print(&format!("{text}\n"));
+    super::print(&format!("{text}\n"))?;
     Ok(0)
 }
 

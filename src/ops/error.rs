@@ -116,13 +116,26 @@ pub enum OpsError {
     /// HEAD moved on each of many tries.
     #[error("HEAD kept moving while the layer was being committed: try again")]
     Restless,
-    /// `diff FROM..TO` where TO is not above FROM.
-    #[error("generation {from} is no ancestor of {to}: `agentsbx log` shows the history")]
-    NotAncestor {
+    /// `diff FROM..TO` where FROM comes after TO.
+    #[error("generation {from} comes after {to}: `agentsbx diff CONTAINER {to}..{from}` shows what changed in between")]
+    Backwards {
         /// FROM.
         from: Generation,
         /// TO.
         to: Generation,
+    },
+    /// `diff FROM..TO` of generations on different branches.
+    #[error(
+        "generations {from} and {to} are on branches that part at {fork}: `agentsbx diff CONTAINER {fork}..{from}` and \
+         `agentsbx diff CONTAINER {fork}..{to}` show what changed on each"
+    )]
+    Apart {
+        /// FROM.
+        from: Generation,
+        /// TO.
+        to: Generation,
+        /// Their newest common ancestor.
+        fork: Generation,
     },
     /// An exec whose layer is no longer there.
     #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
@@ -141,9 +154,11 @@ impl Classify for OpsError {
             OpsError::Cgroup(err) => err.kind(),
             OpsError::Diff(err) => err.kind(),
             OpsError::Rootfs(err) => err.kind(),
-            OpsError::Setting { .. } | OpsError::Flag { .. } | OpsError::Json { .. } | OpsError::NotAncestor { .. } => {
-                Kind::InvalidInput
-            }
+            OpsError::Setting { .. }
+            | OpsError::Flag { .. }
+            | OpsError::Json { .. }
+            | OpsError::Backwards { .. }
+            | OpsError::Apart { .. } => Kind::InvalidInput,
             OpsError::Reserved { .. } => Kind::Unsupported,
             OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,

@@ -1,6 +1,6 @@
 //! Looking back: the log, one exec's result, the difference between generations.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -24,16 +24,16 @@ pub struct History {
     pub container: Container,
     /// What happened, oldest first.
     pub entries: Vec<LogEntry>,
-    /// HEAD and its ancestors, 0 left out: what the next exec sees. Other generations were left by a rollback.
-    pub line: BTreeSet<Generation>,
+    /// Each generation's parent.
+    pub parents: BTreeMap<Generation, Generation>,
 }
 
 /// A container's history.
 pub fn log(context: &Context, container: &str) -> Result<History, OpsError> {
     let (store, container) = context.container(container)?;
     let entries = store.log(container.key)?;
-    let line = store.chain(container.key, container.head)?.into_iter().map(|row| row.number).collect();
-    Ok(History { container, entries, line })
+    let parents = store.generations(container.key)?.into_iter().map(|row| (row.number, row.parent)).collect();
+    Ok(History { container, entries, parents })
 }
 
 /// One exec's result; the last one's if `exec` is none. With `wait`, not before it has ended.
@@ -146,6 +146,17 @@ fn wanted(change: &Change, paths: &[PathBytes]) -> bool {
     inside(&change.path) || change.from.as_ref().is_some_and(inside)
 }
 
+/// Why there is no way up from `from` to `to`.
+fn unrelated(store: &Store, container: &Container, from: Generation, to: Generation) -> Result<OpsError, OpsError> {
+    if store.is_ancestor(container.key, to, from)? {
+        return Ok(OpsError::Backwards { from, to });
+    }
+    let numbers = |of| Ok::<Vec<_>, StoreError>(store.chain(container.key, of)?.iter().map(|row| row.number).collect());
+    let (one, other) = (numbers(from)?, numbers(to)?);
+    let fork = one.into_iter().find(|number| other.contains(number)).unwrap_or(Generation::ZERO);
+    Ok(OpsError::Apart { from, to, fork })
+}
+
 /// The layers after `from` up to `to`, newest first, merged ones where they fit in between.
 fn uppers_between(
     store: &Store,
@@ -154,7 +165,7 @@ fn uppers_between(
     to: Generation,
 ) -> Result<Vec<OwnedFd>, OpsError> {
     if !store.is_ancestor(container.key, from, to)? {
-        return Err(OpsError::NotAncestor { from, to });
+        return Err(unrelated(store, container, from, to)?);
     }
     let mut opened = Vec::new();
     let mut at = to;

@@ -48,8 +48,13 @@ fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError>
 }
 
 impl Context {
-    /// Opens the store.
+    /// Opens the store, which must be there: a mistyped path is not to become a new, empty one.
     pub fn store(&self) -> Result<Store, OpsError> {
+        Ok(Store::open_existing(&self.config.store)?)
+    }
+
+    /// Opens the store, and makes it if it is not there.
+    pub fn made_store(&self) -> Result<Store, OpsError> {
         Ok(Store::open(&self.config.store)?)
     }
 

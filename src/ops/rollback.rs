@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::{Context, OpsError, publish, recover};
-use crate::id::{Generation, Revision};
+use crate::id::Revision;
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
-use crate::store::{Container, Rollback, Store};
+use crate::store::{Container, Rollback, Store, StoreError};
 
 /// How long `reset` waits for the execs that it has killed to be recorded.
 const RESET_PATIENCE: Duration = Duration::from_secs(30);
@@ -15,7 +15,7 @@ const RESET_PATIENCE: Duration = Duration::from_secs(30);
 pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Rollback, OpsError> {
     let (store, container) = context.container(container)?;
     let target = store.resolve(container.key, revision)?;
-    move_head(&store, &container, target)
+    move_head(&store, &container, || store.rollback(container.key, target))
 }
 
 /// Kills every exec of the container and goes back to generation 0: how many were killed.
@@ -37,14 +37,19 @@ pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), Op
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
-    let moved = move_head(&store, &container, Generation::ZERO)?;
-    Ok((running.len(), moved))
+    let killed = running.len();
+    let moved = move_head(&store, &container, || store.reset(container.key, killed as u64))?;
+    Ok((killed, moved))
 }
 
-fn move_head(store: &Store, container: &Container, target: Generation) -> Result<Rollback, OpsError> {
+fn move_head(
+    store: &Store,
+    container: &Container,
+    moving: impl FnOnce() -> Result<Rollback, StoreError>,
+) -> Result<Rollback, OpsError> {
     let moved = {
         let _lock = store.commit_lock(container.key)?;
-        store.rollback(container.key, target)?
+        moving()?
     };
     publish::annotate(store, container, None)?;
     Ok(moved)

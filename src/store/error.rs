@@ -47,6 +47,15 @@ pub enum StoreError {
         /// Its permission bits.
         mode: u32,
     },
+    /// There is no store where one was looked for; only making a container makes one.
+    #[error(
+        "there is no store at {}: no container was made with it yet; if one was, it was with another --store, \
+         AGENTSBX_STORE or configuration", path.display()
+    )]
+    Missing {
+        /// The store's root.
+        path: PathBuf,
+    },
     /// A newer program wrote the store.
     #[error(
         "the store's database {} has format {found}; this agentsbx knows formats up to {known}: use the newer agentsbx",
@@ -86,7 +95,10 @@ pub enum StoreError {
     #[error(transparent)]
     Audit(#[from] AuditError),
     /// There is no such container, live, in the store.
-    #[error("container {name:?} not found: `agentsbx log` without a name lists the containers there are")]
+    #[error(
+        "container {name:?} not found: it takes an id, or the start of one, as `agentsbx log` lists them; the engine knows \
+         which id a name has (`docker inspect -f '{{{{.Id}}}}' NAME`)"
+    )]
     ContainerNotFound {
         /// The id or prefix asked for.
         name: String,
@@ -106,7 +118,7 @@ pub enum StoreError {
         key: ContainerKey,
     },
     /// There is no such exec of this container.
-    #[error("exec {name:?} not found: `agentsbx log` shows the execs there are")]
+    #[error("exec {name:?} not found: `agentsbx log CONTAINER` shows the execs there are")]
     ExecNotFound {
         /// The id, prefix or engine's id asked for.
         name: String,
@@ -142,7 +154,7 @@ pub enum StoreError {
         exec: ExecId,
     },
     /// The container has no such generation.
-    #[error("generation {generation} not found: `agentsbx log` shows the generations there are")]
+    #[error("generation {generation} not found: `agentsbx log CONTAINER` shows the generations there are")]
     GenerationNotFound {
         /// Its number.
         generation: Generation,
@@ -214,7 +226,8 @@ impl Classify for StoreError {
                 _ => Kind::System,
             },
             E::Audit(_) => Kind::Corrupt,
-            E::ContainerNotFound { .. }
+            E::Missing { .. }
+            | E::ContainerNotFound { .. }
             | E::ContainerRemoved { .. }
             | E::ExecNotFound { .. }
             | E::GenerationNotFound { .. }

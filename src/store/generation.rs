@@ -176,6 +176,18 @@ impl Store {
         })
     }
 
+    /// Moves HEAD to 0, as [`Store::rollback`] does, after `killed` execs were killed for it.
+    pub fn reset(&self, key: ContainerKey, killed: u64) -> Result<Rollback, StoreError> {
+        self.write("reset", |tx| {
+            let container = live(tx, key)?;
+            let to = Generation::ZERO;
+            set_head(tx, key, to)?;
+            let payload = json!({"from": container.head, "to": to, "killed": killed});
+            append(tx, now_ns(), Some((key, &container.id)), "reset", &payload)?;
+            Ok(Rollback { from: container.head, to })
+        })
+    }
+
     /// Records a merged layer, whose data is complete. `below` must be an ancestor of `last`.
     pub fn add_squash(&self, key: ContainerKey, squash: &Squash) -> Result<(), StoreError> {
         self.write("add squash", |tx| {

@@ -55,6 +55,8 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
+/// The database's name in the store's root.
+const DATABASE: &str = "db.sqlite";
 /// Size of the write-ahead log, bytes, from which on it is moved into the database when the store is closed. An exec writes
 /// some 40 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
 ///
@@ -87,7 +89,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`], but for a database that is damaged behind its header.
     pub fn prepare(root: &Path) -> Result<(), StoreError> {
-        let path = root.join("db.sqlite");
+        let path = root.join(DATABASE);
         let mut header = [0; schema::HEADER];
         let read = File::open(&path).and_then(|mut file| file.read_exact(&mut header));
         if read.is_err() || !schema::is_current(&header) {
@@ -95,6 +97,17 @@ impl Store {
             return Store::open(root).map(drop);
         }
         check_root(root, &open_root(root)?).map(drop)
+    }
+
+    /// Opens the store at `root` if there is one, as [`Store::open`] does.
+    pub fn open_existing(root: &Path) -> Result<Store, StoreError> {
+        match rustix::fs::stat(root.join(DATABASE)) {
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
+                Err(StoreError::Missing { path: root.to_owned() })
+            }
+            // What else is wrong with it shows when it is opened.
+            _ => Store::open(root),
+        }
     }
 
     /// Opens the store at `root`, making what is missing (with its parents) and migrating an older format.
@@ -110,7 +123,7 @@ impl Store {
             }
         }
         room::tend(dir.as_fd(), &fs);
-        let path = root.join("db.sqlite");
+        let path = root.join(DATABASE);
         let mut conn = open_database(&path)?;
         conn.set_prepared_statement_cache_capacity(64);
         conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
@@ -130,7 +143,7 @@ impl Store {
     /// the store is closed; to be called besides where nobody waits (while a command runs for long).
     pub fn maintain(&self) -> Result<(), StoreError> {
         const OP: &str = "empty the write-ahead log";
-        let log = self.root.join("db.sqlite-wal");
+        let log = self.root.join(format!("{DATABASE}-wal"));
         if !std::fs::metadata(log).is_ok_and(|meta| meta.len() >= LOG_SIZE) {
             return Ok(());
         }

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Measures the static release binary beside runc, crun and, where it can be had, youki: see docs/benchmarks.md.
+#
+#   hack/bench.sh [--quick] [--runs N] [--only NAME] [--json FILE] [--list]
+#
+# AGENTSBX_BIN names another binary to measure; nothing is built then but the benchmarks. BENCH_YOUKI=none leaves youki out.
+set -eu
+cd "$(dirname "$0")/.."
+
+youki=0.7.0
+
+if [ "$(id -u)" != 0 ]; then
+    echo "make bench needs root: it makes containers" >&2
+    exit 1
+fi
+hack/images.sh busybox
+subject=${AGENTSBX_BIN:-$(hack/build-static.sh)}
+cargo build --quiet --example bench
+peers=""
+if [ "${BENCH_YOUKI:-}" != none ]; then
+    if [ ! -x target/peers/bin/youki ]; then
+        echo "hack/bench.sh: building youki $youki, once" >&2
+        CARGO_TARGET_DIR=target/peers/build cargo install --quiet --locked --features v1 --version "$youki" --root target/peers youki ||
+            echo "hack/bench.sh: youki could not be built and is left out" >&2
+        rm -rf target/peers/build
+    fi
+    [ ! -x target/peers/bin/youki ] || peers="--peer youki=$PWD/target/peers/bin/youki"
+fi
+mkdir -p target/bench
+
+# crun refuses hosts that have version 2 of the cgroups, with controllers, beside version 1. So all contestants run where
+# that mount is not seen, but a plain directory (in which crun then makes a cgroup that is none); the host's own stays as
+# it is.
+hybrid=/sys/fs/cgroup/unified
+if [ -n "$(cat $hybrid/cgroup.controllers 2>/dev/null)" ]; then
+    echo "hack/bench.sh: $hybrid is hidden from the contestants: crun refuses hybrid hierarchies" >&2
+    # shellcheck disable=SC2016,SC2086 # expanded by the inner shell; a list of words
+    exec unshare --mount --propagation private sh -c 'umount "$0" && mount -t tmpfs none "$0" && exec "$@"' $hybrid \
+        target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench $peers "$@"
+fi
+# shellcheck disable=SC2086 # a list of words
+exec target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench $peers "$@"
