@@ -7,6 +7,7 @@ pub mod delete;
 pub mod discard;
 mod error;
 pub mod exec;
+pub mod fsck;
 pub mod gc;
 pub mod history;
 mod presence;

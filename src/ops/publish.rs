@@ -47,6 +47,13 @@ pub fn details(changes: &[Change], conflict: Option<&Conflict>) -> Option<String
     serde_json::to_string(&details).ok()
 }
 
+/// The changes that the store has on record for an exec, and whether these are all; `None` if there are none.
+pub fn recorded(store: &Store, container: &Container, exec: &ExecId) -> Result<Option<(Vec<Change>, bool)>, OpsError> {
+    let Some(text) = store.result(container.key, exec)? else { return Ok(None) };
+    let details: Details = serde_json::from_str(&text).map_err(json_file(Path::new("result in the store")))?;
+    Ok(Some((details.changes, !details.truncated)))
+}
+
 /// Where the whole result of an exec is, in the bundle.
 pub fn result_path(container: &Container, exec: &str) -> PathBuf {
     container.bundle.join("agentsbx/execs").join(format!("{exec}.json"))

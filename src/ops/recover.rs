@@ -1,9 +1,11 @@
-//! Repairing what a killed supervisor left: processes, cgroups, an unsealed layer, a row that still says "running".
+//! Repairing what a killed supervisor left: processes, cgroups, an unsealed layer, a row that still says "running"; and
+//! what any killed process left that nothing refers to.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use super::commit::remember_touched;
-use super::{Context, OpsError, delete, publish, stack};
+use super::{Context, OpsError, delete, gc, publish, stack};
 use crate::diff::{self, Diff};
 use crate::id::{Generation, LayerId};
 use crate::report::End;
@@ -40,6 +42,8 @@ pub struct Recovered {
     pub execs: Vec<Repaired>,
     /// Ids of containers that no runtime knows any more, and whose history was dropped.
     pub containers: Vec<String>,
+    /// How many layers, locks and the like were deleted that nothing refers to any more.
+    pub collected: usize,
     /// What could not be repaired, and why; the rest was all the same.
     pub failed: Vec<OpsError>,
 }
@@ -65,7 +69,36 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
             Err(err) => recovered.failed.push(err),
         }
     }
+    match gc::collect(context, false) {
+        Ok(gc::Collected::Done(_, report)) => recovered.collected = report.deleted.len(),
+        Ok(gc::Collected::Planned(_)) => {}
+        Err(err) => recovered.failed.push(err),
+    }
     Ok(recovered)
+}
+
+/// How long a container that is gone is waited for: whoever deletes it waits for its execs before he drops its history.
+const DELETE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Containers whose history [`all`] would drop. Where there seem to be some, it waits until nobody can be deleting them.
+pub fn gone(store: &Store) -> Result<Vec<Container>, OpsError> {
+    let begun = Instant::now();
+    let mut gone = store.containers()?;
+    loop {
+        let live = store.containers()?;
+        let mut left = Vec::new();
+        for container in gone {
+            // One whose record can't be read is not gone.
+            if live.contains(&container) && is_gone(&container).unwrap_or(false) {
+                left.push(container);
+            }
+        }
+        if left.is_empty() || begun.elapsed() > DELETE_PATIENCE {
+            return Ok(left);
+        }
+        gone = left;
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Whether the runtime's state of a container is gone (after a reboot, or a kill -9 in the middle of `delete`), or is of

@@ -74,6 +74,27 @@ pub enum StoreError {
         /// The database.
         path: PathBuf,
     },
+    /// The database is empty or was not there, and yet the store has layers.
+    #[error(
+        "the database {} is empty or was lost, but the store has layers: put db.sqlite and db.sqlite-wal back, or move \
+         the store away", path.display()
+    )]
+    Emptied {
+        /// The database.
+        path: PathBuf,
+    },
+    /// There is no store to look at.
+    #[error("there is no store at {}: it is made with the first container; --store names another", path.display())]
+    NoStore {
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// What is to be deleted can't be told from a database that is damaged.
+    #[error("the store's database is damaged ({what}), so nothing is deleted: see `agentsbx fsck`")]
+    Damaged {
+        /// The first damage.
+        what: String,
+    },
     /// The database refused an operation; [`Classify::kind`] tells full, read-only, damaged and the rest apart.
     #[error("store database: {op}: {}{}", source, hint(source))]
     Database {
@@ -213,8 +234,9 @@ impl Classify for StoreError {
                 Some(Code::DatabaseBusy | Code::DatabaseLocked) => Kind::WrongState,
                 _ => Kind::System,
             },
-            E::Audit(_) => Kind::Corrupt,
-            E::ContainerNotFound { .. }
+            E::Audit(_) | E::Emptied { .. } | E::Damaged { .. } => Kind::Corrupt,
+            E::NoStore { .. }
+            | E::ContainerNotFound { .. }
             | E::ContainerRemoved { .. }
             | E::ExecNotFound { .. }
             | E::GenerationNotFound { .. }

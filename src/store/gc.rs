@@ -118,14 +118,17 @@ impl Store {
                 Garbage::Layer(_) | Garbage::Trash(_) => true,
             };
             let path = self.locks_dir().join(&name);
-            if !used && LockFile::is_free(&path).at("lock", &path)? {
+            // One that is gone by now was let go of by its owner.
+            if !used && LockFile::is_free(&path).at("lock", &path)? && path.symlink_metadata().is_ok() {
                 plan.delete.push(garbage);
             }
         }
         for layer in &reachable {
             match layer.parse::<LayerId>() {
                 Ok(id) if layers.contains(&id) || self.layer_dir(&id).exists() => {}
-                Ok(id) => plan.missing.push(id),
+                // Not if it was released and deleted since we read the rows.
+                Ok(id) if self::reachable(&self.conn)?.contains(layer) => plan.missing.push(id),
+                Ok(_) => {}
                 // `check` reports ids that are none.
                 Err(_) => {}
             }
@@ -221,7 +224,7 @@ pub(super) fn column<T: rusqlite::types::FromSql>(conn: &Connection, sql: &str) 
         .during("read what is reachable")
 }
 
-fn names(dir: &Path) -> Result<Vec<OsString>, StoreError> {
+pub(super) fn names(dir: &Path) -> Result<Vec<OsString>, StoreError> {
     let mut names = std::fs::read_dir(dir)
         .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<Vec<_>>>())
         .at("list", dir)?;

@@ -16,6 +16,7 @@ pub mod gc;
 mod generation;
 mod layer;
 mod lock;
+mod look;
 mod room;
 mod schema;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use finish::{Ending, Finished, Outcome};
 pub use generation::{CommitInfo, GenerationRow, Lower, Rollback, Squash};
 pub use layer::{Released, StagedLayer};
 pub use lock::{Abandoned, CommitLock, ExecLock};
+pub use look::Leftovers;
 
 use error::{DbContext, IoContext};
 
@@ -160,11 +162,16 @@ fn wait_for_others(attempt: i32) -> bool {
     (attempt as u64) * 1600 < BUSY_LIMIT.as_micros() as u64
 }
 
+fn open_root_if_there(root: &Path) -> Result<Option<rustix::fd::OwnedFd>, StoreError> {
+    match rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        other => other.map(Some).at("open", root),
+    }
+}
+
 fn open_root(root: &Path) -> Result<rustix::fd::OwnedFd, StoreError> {
-    let open = || rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    match open() {
-        Err(rustix::io::Errno::NOENT) => {}
-        other => return other.at("open", root),
+    if let Some(dir) = open_root_if_there(root)? {
+        return Ok(dir);
     }
     if let Some(parent) = root.parent() {
         std::fs::create_dir_all(parent).at("mkdir", parent)?;
@@ -173,7 +180,7 @@ fn open_root(root: &Path) -> Result<rustix::fd::OwnedFd, StoreError> {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e).at("mkdir", root),
         _ => {}
     }
-    open().at("open", root)
+    open_root_if_there(root)?.ok_or_else(|| StoreError::NoStore { path: root.to_owned() })
 }
 
 /// File systems that overlayfs refuses as upper, or on which SQLite's locks and shared memory can't be relied on.

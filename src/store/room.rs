@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatFs};
 use super::Store;
 
 /// The file, in the store's root.
-const RESERVE: &str = "reserve";
+pub(super) const RESERVE: &str = "reserve";
 /// Its size in bytes: the longest row (1 MiB), written once to the log and once to the database, and some.
 const SIZE: u64 = 4 << 20;
 /// With less than this free the reserve is given up.
@@ -39,18 +39,20 @@ pub(super) fn tend(dir: BorrowedFd<'_>, fs: &StatFs) {
     if free < LOW {
         // None there: somebody else has given it up.
         let _ = rustix::fs::unlinkat(dir, RESERVE, AtFlags::empty());
-    } else if free > AMPLE && !exists(dir) {
+    } else if free > AMPLE && !is_whole(dir) {
         // A store without a reserve works all the same.
         let _ = make(dir);
     }
 }
 
-fn exists(dir: BorrowedFd<'_>) -> bool {
-    rustix::fs::accessat(dir, RESERVE, rustix::fs::Access::EXISTS, AtFlags::empty()).is_ok()
+/// False too for one whose maker was killed before it had its size, or ran out of space.
+fn is_whole(dir: BorrowedFd<'_>) -> bool {
+    let stat = rustix::fs::statat(dir, RESERVE, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| stat.st_size.cast_unsigned() >= SIZE)
 }
 
 fn make(dir: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, RESERVE, flags, Mode::RUSR | Mode::WUSR)?;
     Ok(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SIZE)?)
 }
@@ -73,5 +75,10 @@ mod tests {
             tend(dir.as_fd(), &fs);
             assert_eq!(size(), want, "{free} bytes free");
         }
+        // One that was left without its size was taken for whole, and there was no room when it was needed.
+        drop(std::fs::File::create(root.path().join(RESERVE)).unwrap());
+        fs.f_bavail = (100 << 20) / 4096;
+        tend(dir.as_fd(), &fs);
+        assert_eq!(size(), Some(SIZE));
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::durable::{self, fault};
@@ -24,6 +24,7 @@ const MAX_RESCANS: u32 = 16;
 
 /// Moves `dir` to `trash/name` and deletes it there. A directory that is not there (any more) is no error.
 pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
+    let _at_work = at_work(trash)?;
     match durable::rename_to_free(dir, &trash.join(name)) {
         // Gone: somebody has moved it, perhaps we before a crash.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -32,10 +33,26 @@ pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
     empty(trash, name)
 }
 
+/// A shared lock on the trash, by which others see that what is in it may be on its way out ([`is_idle`]).
+fn at_work(trash: &Path) -> io::Result<OwnedFd> {
+    let fd = open_dir(trash)?;
+    durable::flock(&fd, FlockOperation::LockShared)?;
+    Ok(fd)
+}
+
+/// Whether nobody is deleting: what is in the trash then was left by somebody who was killed.
+pub(super) fn is_idle(trash: &Path) -> io::Result<bool> {
+    match durable::flock(open_dir(trash)?, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Deletes the file or tree `trash/name`. Goes on after an entry that can't be deleted and returns the first error.
 pub(super) fn empty(trash: &Path, name: impl AsRef<OsStr>) -> io::Result<()> {
     fault::step("delete tree")?;
-    let trash = open_dir(trash)?;
+    let trash = at_work(trash)?;
     let name = CString::new(name.as_ref().as_bytes())?;
     let mut deletion = Deletion { trash: &trash, pending: vec![name], first_error: None };
     while let Some(name) = deletion.pending.pop() {
