@@ -12,4 +12,5 @@ mod layering;
 mod lifecycle;
 mod podman;
 mod schema;
+mod soak;
 mod support;
