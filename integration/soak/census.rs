@@ -40,12 +40,14 @@ impl Census {
         for dir in [&env.root, &env.store, &bundle.dir] {
             let mut find = Cmd::new("find").arg(dir);
             // The root filesystem is what execs are there to change; databases are files of any size.
-            find = find.args(["(", "-path", "*/rootfs", "-o", "-path", "*/upper", "-o", "-path", "*/work", ")", "-prune"]);
+            find =
+                find.args(["(", "-path", "*/rootfs", "-o", "-path", "*/upper", "-o", "-path", "*/work", ")", "-prune"]);
             for line in lines(find.args(["-o", "-printf", "%y %p\\n"])) {
                 put("file", line);
             }
         }
-        for (n, process) in processes(&env.root, &format!("{}/{}", process().cgroup, bundle.id)).into_iter().enumerate() {
+        for (n, process) in processes(&env.root, &format!("{}/{}", process().cgroup, bundle.id)).into_iter().enumerate()
+        {
             put("process", format!("{n}th {process}"));
         }
         let keyrings = read("/proc/keys").lines().filter(|line| line.contains(&format!("_ses.{}:", bundle.id))).count();
@@ -77,13 +79,7 @@ impl Census {
 
     /// The same without what `forget` takes out of a census.
     #[track_caller]
-    pub fn assert_unchanged_but(
-        env: &Env,
-        bundle: &Bundle,
-        before: &Census,
-        when: &str,
-        forget: impl Fn(&mut Census),
-    ) {
+    pub fn assert_unchanged_but(env: &Env, bundle: &Bundle, before: &Census, when: &str, forget: impl Fn(&mut Census)) {
         let begun = Instant::now();
         loop {
             let mut now = Census::of(env, bundle);

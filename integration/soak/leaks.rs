@@ -64,7 +64,11 @@ const WAYS: &[Way] = &[
 const SLOW: &[Way] = &[
     ("out of time", |b, _| sh(b, ["--timeout", "1"], "sleep 1000"), 124),
     ("out of memory", |b, _| sh(b, [], "head -c 200000000 /dev/zero | tail"), 137),
-    ("out of time, deaf", |b, _| sh(b, ["--timeout", "1"], "trap '' TERM; while :; do sleep 1; done & sleep 1000"), 124),
+    (
+        "out of time, deaf",
+        |b, _| sh(b, ["--timeout", "1"], "trap '' TERM; while :; do sleep 1; done & sleep 1000"),
+        124,
+    ),
 ];
 
 /// Files of results, which an exec that failed or was dropped leaves in the bundle, are no leak: they are taken away.
@@ -94,7 +98,8 @@ fn leak(in_a_row: u64, at_once: u64, failing: u64) {
     while n < at_once {
         let batch: Vec<_> = (n..at_once.min(n + 25)).map(|n| (n, WAYS[(n % WAYS.len() as u64) as usize])).collect();
         n += batch.len() as u64;
-        let running: Vec<_> = batch.iter().map(|(n, (what, cmd, code))| (what, cmd(&bundle, *n).spawn(), code)).collect();
+        let running: Vec<_> =
+            batch.iter().map(|(n, (what, cmd, code))| (what, cmd(&bundle, *n).spawn(), code)).collect();
         for (what, running, code) in running {
             let output = running.wait();
             assert_eq!(output.code, *code, "at once, {what}: {}", output.both());
@@ -114,7 +119,10 @@ fn leak(in_a_row: u64, at_once: u64, failing: u64) {
             assert_eq!(output.code, *code, "{what}: {}", output.both());
         }
     }
-    let slow: Vec<_> = SLOW[..if failing > 10 { 3 } else { 2 }].iter().map(|(what, cmd, code)| (what, cmd(&bundle, 0).spawn(), code)).collect();
+    let slow: Vec<_> = SLOW[..if failing > 10 { 3 } else { 2 }]
+        .iter()
+        .map(|(what, cmd, code)| (what, cmd(&bundle, 0).spawn(), code))
+        .collect();
     for (what, running, code) in slow {
         let output = running.wait();
         assert_eq!(output.code, *code, "{what}: {}", output.both());

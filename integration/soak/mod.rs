@@ -5,10 +5,12 @@
 //! many rounds the long forms take.
 
 mod census;
+mod descriptors;
 mod kills;
 mod leaks;
 mod model;
 mod random;
+mod steps;
 
 use serde_json::Value;
 

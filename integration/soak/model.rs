@@ -27,10 +27,10 @@ pub fn script(n: u64) -> String {
     format!("echo {n} >/last; echo {n} >/f-{n}; mkdir -p /d/{n}; echo {n} >/d/{n}/f; rm -f /f-{}", n.saturating_sub(3))
 }
 
-/// The number of the exec that has these arguments.
+/// The number of the exec that has these arguments; 0 of one that is not [`script`].
 fn number(args: &str) -> u64 {
-    let rest = args.split("echo ").nth(1).unwrap_or_else(|| panic!("not a script of ours: {args}"));
-    rest.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("not a script of ours: {args}"))
+    let Some((before, _)) = args.split_once(" >/last;") else { return 0 };
+    before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("not a script of ours: {args}"))
 }
 
 impl History {
@@ -40,9 +40,11 @@ impl History {
         let db = Connection::open_with_flags(env.store.join("db.sqlite"), flags).expect("open the database");
         let sql = "SELECT key, head FROM containers WHERE id = ? AND removed_ns IS NULL";
         let (key, head): (i64, i64) = db.query_row(sql, [id], |row| Ok((row.get(0)?, row.get(1)?))).ok()?;
-        let sql = "SELECT number, parent, e.args FROM generations g JOIN execs e ON e.id = g.exec WHERE g.container = ?";
+        let sql =
+            "SELECT number, parent, e.args FROM generations g JOIN execs e ON e.id = g.exec WHERE g.container = ?";
         let mut select = db.prepare(sql).expect("prepare");
-        let rows = select.query_map([key], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?)));
+        let rows =
+            select.query_map([key], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, String>(2)?)));
         let generations = rows
             .expect("read generations")
             .map(|row| row.map(|(number, parent, args)| (number as u64, (parent as u64, self::number(&args)))))
@@ -60,7 +62,7 @@ impl History {
             at = parent;
         }
         let (mut last, mut files, mut dirs) = (String::new(), BTreeSet::new(), BTreeSet::new());
-        for n in execs.into_iter().rev() {
+        for n in execs.into_iter().rev().filter(|n| *n != 0) {
             last = format!("{n}\n");
             files.insert(format!("/f-{n}"));
             dirs.insert(n.to_string());

@@ -45,6 +45,8 @@ fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Reco
 /// Drops a container's rows, then the layers that nothing else refers to. Execs that still run keep theirs to their end.
 pub fn forget(store: &Store, key: ContainerKey) -> Result<(), OpsError> {
     recover::container(store, key)?;
+    // A bundle outlives its container where its engine keeps it. What can't be removed there is no reason to stay.
+    let _ = store.container(key).map(|container| recover::sweep(&container));
     let removed = match store.remove_container(key) {
         Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Ok(()),
         other => other?,

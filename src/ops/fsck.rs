@@ -172,6 +172,13 @@ fn lost(store: &Store, report: &mut Report) -> Result<(), OpsError> {
         report.problem(Area::Execs, Repair::Recover, what);
     }
     for container in store.containers()? {
+        for path in recover::litter(&container)? {
+            report.problem(
+                Area::Leftovers,
+                Repair::Recover,
+                format!("{}: it was never put in its place", path.display()),
+            );
+        }
         match Record::load(&container.root, &container.id) {
             Ok(_) | Err(RuntimeError::NotFound) => {}
             Err(err) => report.for_a_person(

@@ -2,11 +2,13 @@
 //! what any killed process left that nothing refers to.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::commit::remember_touched;
 use super::{Context, OpsError, delete, gc, publish, stack};
 use crate::diff::{self, Diff};
+use crate::durable;
 use crate::id::{Generation, LayerId};
 use crate::report::End;
 use crate::rootfs::open_dir;
@@ -63,6 +65,10 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
             Ok(true) => delete::forget(&store, container.key).map(|()| true),
             other => other,
         };
+        match sweep(&container) {
+            Ok(swept) => recovered.collected += swept,
+            Err(err) => recovered.failed.push(err),
+        }
         match dropped {
             Ok(true) => recovered.containers.push(container.id.to_string()),
             Ok(false) => {}
@@ -70,11 +76,36 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
         }
     }
     match gc::collect(context, false) {
-        Ok(gc::Collected::Done(_, report)) => recovered.collected = report.deleted.len(),
+        Ok(gc::Collected::Done(_, report)) => recovered.collected += report.deleted.len(),
         Ok(gc::Collected::Planned(_)) => {}
         Err(err) => recovered.failed.push(err),
     }
     Ok(recovered)
+}
+
+/// The directories in which a container's files are replaced whole.
+fn written_dirs(container: &Container) -> [PathBuf; 3] {
+    let state = Record::dir_of(&container.root, &container.id);
+    [state, container.bundle.clone(), container.bundle.join("agentsbx/execs")]
+}
+
+/// The temporary files that killed processes left of a container.
+pub fn litter(container: &Container) -> Result<Vec<PathBuf>, OpsError> {
+    let mut found = Vec::new();
+    for dir in written_dirs(container) {
+        let left = durable::litter(&dir);
+        found.extend(left.map_err(|source| OpsError::File { doing: "list", path: dir, source })?);
+    }
+    Ok(found)
+}
+
+/// Removes them: how many there were.
+pub fn sweep(container: &Container) -> Result<usize, OpsError> {
+    let mut swept = 0;
+    for dir in written_dirs(container) {
+        swept += durable::sweep(&dir).map_err(|source| OpsError::File { doing: "clean up", path: dir, source })?;
+    }
+    Ok(swept)
 }
 
 /// How long a container that is gone is waited for: whoever deletes it waits for its execs before he drops its history.
@@ -167,6 +198,12 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     for released in finished.released {
         store.delete_layer(released)?;
     }
+    if let Some(layer) = &record.layer {
+        // Litter in a layer's own directory goes with the layer at the latest.
+        let _ = durable::sweep(&store.layer_dir(layer));
+    }
+    // `recover` tells of what could not be swept.
+    let _ = sweep(&container);
     if container.removed_ns.is_none()
         && let Err(err) = publish::decided(store, &container, &record.id)
     {

@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
 use crate::audit::AuditError;
 use crate::error::{Classify, Kind};
 use crate::id::{ExecId, Generation};
@@ -261,6 +264,17 @@ impl<T, E: Into<io::Error>> IoContext<T> for Result<T, E> {
     }
 }
 
+/// SQLite says "unable to open database file" where a process has no descriptors left.
+fn out_of_descriptors(err: &rusqlite::Error) -> Option<io::Error> {
+    if err.sqlite_error_code() != Some(rusqlite::ErrorCode::CannotOpen) {
+        return None;
+    }
+    // As many as SQLite has open at once: the database, its log, the log's index.
+    let open = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let probe: Result<Vec<_>, Errno> = (0..3).map(|_| open()).collect();
+    probe.err().filter(|e| [Errno::MFILE, Errno::NFILE].contains(e)).map(Into::into)
+}
+
 /// Names the operation of a database error.
 pub(super) trait DbContext<T> {
     fn during(self, op: &'static str) -> Result<T, StoreError>;
@@ -268,6 +282,9 @@ pub(super) trait DbContext<T> {
 
 impl<T> DbContext<T> for rusqlite::Result<T> {
     fn during(self, op: &'static str) -> Result<T, StoreError> {
-        self.map_err(|source| StoreError::Database { op, source })
+        self.map_err(|source| match out_of_descriptors(&source) {
+            Some(cause) => StoreError::Io { op, path: "db.sqlite".into(), source: cause },
+            None => StoreError::Database { op, source },
+        })
     }
 }

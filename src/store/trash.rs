@@ -23,7 +23,12 @@ const MAX_DEPTH: usize = 32;
 const MAX_RESCANS: u32 = 16;
 
 /// Moves `dir` to `trash/name` and deletes it there. A directory that is not there (any more) is no error.
+///
+/// A layer that holds nothing is removed where it is, which takes no descriptor: there may be none left.
 pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
+    if remove_empty(dir)? {
+        return Ok(());
+    }
     let _at_work = at_work(trash)?;
     match durable::rename_to_free(dir, &trash.join(name)) {
         // Gone: somebody has moved it, perhaps we before a crash.
@@ -31,6 +36,22 @@ pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
         other => other?,
     }
     empty(trash, name)
+}
+
+/// Removes a layer if it holds nothing but the directories that it was made with, and those of overlayfs.
+fn remove_empty(dir: &Path) -> io::Result<bool> {
+    fault::step("rmdir")?;
+    for inside in ["upper", "work/index", "work/work", "work", "."] {
+        let path = if inside == "." { dir.to_owned() } else { dir.join(inside) };
+        match rustix::fs::rmdir(&path) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if inside != "." => {}
+            Err(Errno::NOENT) => return Ok(true),
+            // It holds something, or somebody else's way of deleting has better words for what is wrong.
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(true)
 }
 
 /// A shared lock on the trash, by which others see that what is in it may be on its way out ([`is_idle`]).
@@ -303,6 +324,19 @@ mod tests {
             }
         });
         assert!(is_empty(trash.path()));
+    }
+
+    #[test]
+    fn what_holds_nothing_goes_without_descriptors_and_what_holds_something_is_left() {
+        let dir = trash();
+        let layer = dir.path().join("layer");
+        let made = |inside: &[&str]| inside.iter().for_each(|path| std::fs::create_dir_all(layer.join(path)).unwrap());
+        made(&["upper", "work/work", "work/index"]);
+        assert!(remove_empty(&layer).unwrap() && !layer.exists());
+        assert!(remove_empty(&layer).unwrap());
+        made(&["upper/d", "work/work"]);
+        assert!(!remove_empty(&layer).unwrap());
+        assert!(layer.join("upper/d").is_dir() && layer.join("work/work").is_dir());
     }
 
     #[test]
