@@ -5,6 +5,7 @@
 //! many rounds the long forms take.
 
 mod census;
+mod damage;
 mod descriptors;
 mod kills;
 mod leaks;

@@ -212,6 +212,12 @@ fn leftovers(store: &Store, report: &mut Report) -> Result<(), OpsError> {
             report.problem(Area::Leftovers, Repair::Collect, what);
         }
     }
+    for layer in &found.unknown {
+        let what = format!("layer {layer}: it was sealed, and neither a row nor the event log tells of it");
+        let advice = "the database has lost its newest rows: put db.sqlite and db.sqlite-wal back as they were; or, if \
+                      nobody needs the layer, delete its directory";
+        report.for_a_person(Area::Database, what, advice);
+    }
     for name in found.foreign {
         report.notes.push(format!("{}: not of the store's making, left alone", name.to_string_lossy()));
     }

@@ -60,6 +60,11 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
             Err(err) => recovered.failed.push(err),
         }
     }
+    // Whose row is damaged may seem to be gone.
+    if let Err(err) = store.require_sound() {
+        recovered.failed.push(err.into());
+        return Ok(recovered);
+    }
     for container in store.containers()? {
         let dropped = match is_gone(&container) {
             Ok(true) => delete::forget(&store, container.key).map(|()| true),

@@ -106,6 +106,16 @@ pub enum StoreError {
         /// SQLite's error.
         source: rusqlite::Error,
     },
+    /// As above, while the store was being opened.
+    #[error("the store's database {}: {op}: {}{}", path.display(), source, hint(source))]
+    Open {
+        /// The database.
+        path: PathBuf,
+        /// The operation.
+        op: &'static str,
+        /// SQLite's error.
+        source: rusqlite::Error,
+    },
     /// The event log is damaged.
     #[error(transparent)]
     Audit(#[from] AuditError),
@@ -213,6 +223,9 @@ fn hint(err: &rusqlite::Error) -> &'static str {
         Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
             " (db.sqlite in the store is damaged: restore it, or move it away)"
         }
+        Some(Code::CannotOpen | Code::SystemIoFailure) => {
+            " (see what is at db.sqlite in the store, and what its disk says)"
+        }
         Some(Code::DatabaseBusy | Code::DatabaseLocked) => " (another process held the store for too long)",
         _ => "",
     }
@@ -230,7 +243,7 @@ impl Classify for StoreError {
             // A row that holds what we can't have written.
             E::Database { source: rusqlite::Error::FromSqlConversionFailure(..), .. }
             | E::Database { source: rusqlite::Error::InvalidColumnType(..), .. } => Kind::Corrupt,
-            E::Database { source, .. } => match source.sqlite_error_code() {
+            E::Database { source, .. } | E::Open { source, .. } => match source.sqlite_error_code() {
                 Some(Code::DiskFull | Code::OutOfMemory) => Kind::Exhausted,
                 Some(Code::ReadOnly | Code::PermissionDenied) => Kind::Denied,
                 Some(Code::DatabaseCorrupt | Code::NotADatabase) => Kind::Corrupt,
@@ -249,6 +262,16 @@ impl Classify for StoreError {
             }
             E::ExecEnded { .. } | E::NotHeld { .. } | E::NoLayer { .. } => Kind::WrongState,
             E::HeadMoved { .. } => Kind::Conflict,
+        }
+    }
+}
+
+impl StoreError {
+    /// The same with the database's path, where it is about the database.
+    pub(super) fn of_database(self, path: &std::path::Path) -> StoreError {
+        match self {
+            StoreError::Database { op, source } => StoreError::Open { path: path.to_owned(), op, source },
+            other => other,
         }
     }
 }

@@ -67,6 +67,9 @@ pub struct GcPlan {
     pub foreign: Vec<OsString>,
     /// Layers that a row names but that have no directory: damage, for `check` to report.
     pub missing: Vec<LayerId>,
+    /// Layers that were sealed, and of which neither a row nor the event log tells: a database that has lost its newest
+    /// rows looks like this (a damaged log, an older copy put in its place). Never deleted.
+    pub unknown: Vec<LayerId>,
 }
 
 /// What a collection did.
@@ -106,6 +109,8 @@ impl Store {
                 Err(e) => return Err(e).at("lock", &dir),
             }
         }
+        plan.unknown = self.unknown(&plan.delete)?;
+        plan.delete.retain(|garbage| !matches!(garbage, Garbage::Layer(layer) if plan.unknown.contains(layer)));
         plan.delete.extend(trash.into_iter().map(Garbage::Trash));
         for name in locks {
             let Some(garbage) = lock_of(&name) else {
@@ -135,6 +140,32 @@ impl Store {
         }
         plan.foreign = foreign;
         Ok(plan)
+    }
+
+    /// Of layers without a row, those that have a list of what they touch and that no event tells of. An exec's end is an
+    /// event, and such a list is made just before it; what ended before the oldest event is not judged.
+    fn unknown(&self, garbage: &[Garbage]) -> Result<Vec<LayerId>, StoreError> {
+        let sealed = |garbage: &Garbage| match garbage {
+            Garbage::Layer(layer) => self.layer_dir(layer).join("touched").symlink_metadata().is_ok().then_some(*layer),
+            _ => None,
+        };
+        let mut unknown: Vec<LayerId> = garbage.iter().filter_map(sealed).collect();
+        if unknown.is_empty() {
+            return Ok(unknown);
+        }
+        let oldest: Option<i64> = self
+            .conn
+            .query_row("SELECT min(time_ns) FROM events", [], |row| row.get(0))
+            .during("read the event log")?;
+        let told = column::<String>(
+            &self.conn,
+            "SELECT coalesce(payload ->> '$.layer', '') FROM events WHERE kind = 'exec' AND json_valid(payload)",
+        )?;
+        let told: BTreeSet<String> = told.into_iter().collect();
+        unknown.retain(|layer| {
+            !told.contains(&layer.to_string()) && oldest.is_none_or(|oldest| layer.made_ms() >= oldest / 1_000_000)
+        });
+        Ok(unknown)
     }
 
     /// Deletes what the plan names, as far as it is still garbage. Goes on after what can't be deleted.

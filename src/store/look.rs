@@ -35,6 +35,8 @@ pub struct Leftovers {
     pub unsure: bool,
     /// Entries of `layers/` and `locks/` that are not ours.
     pub foreign: Vec<OsString>,
+    /// Layers that the database should know of.
+    pub unknown: Vec<LayerId>,
 }
 
 impl Store {
@@ -53,12 +55,10 @@ impl Store {
             let lost = schema::has_layers(&path);
             return Err(if lost { StoreError::Emptied { path } } else { none() });
         }
-        let mut conn = open_database(&path)?;
-        conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
-        if !schema::is_known(&conn, &path)? {
-            return Err(none());
+        match connect(&path).map_err(|err| err.of_database(&path))? {
+            Some(conn) => Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn }),
+            None => Err(none()),
         }
-        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
     }
 
     /// What is wrong with the files that the store consists of: one that is missing, of another kind, of another owner, or
@@ -122,7 +122,7 @@ impl Store {
     /// sure, and up to three where others delete meanwhile.
     pub fn leftovers(&self) -> Result<Leftovers, StoreError> {
         let plan = self.plan_gc()?;
-        let mut found = Leftovers { garbage: plan.delete, unsure: false, foreign: plan.foreign };
+        let mut found = Leftovers { garbage: plan.delete, unsure: false, foreign: plan.foreign, unknown: plan.unknown };
         let begun = Instant::now();
         let mut looks = 0;
         while !found.garbage.is_empty() && looks < LOOKS {
@@ -153,6 +153,13 @@ impl Store {
         }
         Ok(false)
     }
+}
+
+/// `None` where it is only just being made.
+fn connect(path: &Path) -> Result<Option<Connection>, StoreError> {
+    let mut conn = open_database(path)?;
+    conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
+    Ok(if schema::is_known(&conn, path)? { Some(conn) } else { None })
 }
 
 fn open_database(path: &Path) -> Result<Connection, StoreError> {

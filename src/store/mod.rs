@@ -89,13 +89,7 @@ impl Store {
         }
         room::tend(dir.as_fd(), &fs);
         let path = root.join("db.sqlite");
-        let mut conn = open_database(&path)?;
-        conn.set_prepared_statement_cache_capacity(64);
-        conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
-        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
-        schema::migrate(&conn, &path, schema::MIGRATIONS)?;
-        conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={WAL_PAGES}"))
-            .during("configure")?;
+        let conn = connect(&path).map_err(|err| err.of_database(&path))?;
         Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
     }
 
@@ -136,6 +130,18 @@ impl Store {
     fn trash_dir(&self) -> PathBuf {
         self.root.join("trash")
     }
+}
+
+/// The database, with what is missing in it made, ready for use.
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let mut conn = open_database(path)?;
+    conn.set_prepared_statement_cache_capacity(64);
+    conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
+    schema::migrate(&conn, path, schema::MIGRATIONS)?;
+    conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={WAL_PAGES}"))
+        .during("configure")?;
+    Ok(conn)
 }
 
 fn open_database(path: &Path) -> Result<Connection, StoreError> {
