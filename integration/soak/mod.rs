@@ -7,6 +7,8 @@
 mod census;
 mod damage;
 mod descriptors;
+mod disk;
+mod disks;
 mod kills;
 mod leaks;
 mod model;

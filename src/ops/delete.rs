@@ -33,7 +33,7 @@ pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<Runti
 }
 
 fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Record>) -> Result<(), OpsError> {
-    let store = context.store()?;
+    let store = context.store_to_free()?;
     let row = match record {
         Some(record) if record.store_key.is_some() => row_of(&store, record)?,
         // A record that a kill -9 took away, or kept from being finished.

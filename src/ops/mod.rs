@@ -54,9 +54,22 @@ impl Context {
         Ok(Store::open(&self.config.store)?)
     }
 
+    /// Opens the store for a use case that frees space.
+    pub fn store_to_free(&self) -> Result<Store, OpsError> {
+        Ok(Store::open_to_free(&self.config.store)?)
+    }
+
     /// Opens the store, finds the container that `prefix` names, and repairs what killed supervisors left of it.
     pub fn container(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
-        let store = self.store()?;
+        Self::find_in(self.store()?, prefix)
+    }
+
+    /// As [`Context::container`], for a use case that frees space or undoes what took it.
+    pub fn container_to_free(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
+        Self::find_in(self.store_to_free()?, prefix)
+    }
+
+    fn find_in(store: Store, prefix: &str) -> Result<(Store, Container), OpsError> {
         let container = store.find(prefix)?;
         recover::container(&store, container.key)?;
         let container = store.container(container.key)?;

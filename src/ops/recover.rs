@@ -52,7 +52,7 @@ pub struct Recovered {
 
 /// Repairs all.
 pub fn all(context: &Context) -> Result<Recovered, OpsError> {
-    let store = context.store()?;
+    let store = context.store_to_free()?;
     let mut recovered = Recovered::default();
     for lost in store.abandoned(None)? {
         match repair(&store, lost) {

@@ -2,6 +2,7 @@
 //! left behind in it, told apart from what somebody is deleting just now.
 
 use std::ffi::OsString;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::id::{ExecId, LayerId};
 
 use super::error::{DbContext, IoContext};
 use super::gc::{Garbage, names, reachable};
-use super::room::RESERVE;
+use super::room::{self, RESERVES};
 use super::{
     ExecRecord, Finding, Store, StoreError, check_root, exec, open_root_if_there, schema, trash, wait_for_others,
 };
@@ -50,13 +51,14 @@ impl Store {
         if let Err(err @ StoreError::Filesystem { .. }) = check_root(root, &dir) {
             return Err(err);
         }
+        room::require_for_index(dir.as_fd()).at("write the log's index in", root)?;
         let path = root.join("db.sqlite");
         if path.symlink_metadata().is_err() {
             let lost = schema::has_layers(&path);
             return Err(if lost { StoreError::Emptied { path } } else { none() });
         }
         match connect(&path).map_err(|err| err.of_database(&path))? {
-            Some(conn) => Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn }),
+            Some(conn) => Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: false }),
             None => Err(none()),
         }
     }
@@ -70,7 +72,7 @@ impl Store {
             files.check(&root.join(name), Want::Directory, true)?;
         }
         files.check(&root.join("db.sqlite"), Want::File, true)?;
-        for name in ["db.sqlite-wal", "db.sqlite-shm", RESERVE] {
+        for name in ["db.sqlite-wal", "db.sqlite-shm"].into_iter().chain(RESERVES) {
             files.check(&root.join(name), Want::File, false)?;
         }
         Ok(files.findings)

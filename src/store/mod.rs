@@ -66,6 +66,8 @@ pub struct Store {
     root: PathBuf,
     layers: PathBuf,
     conn: Connection,
+    /// See [`room::is_fragile`].
+    fragile: bool,
 }
 
 /// The time now, in nanoseconds since 1970 UTC.
@@ -79,6 +81,15 @@ impl Store {
     ///
     /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.
     pub fn open(root: &Path) -> Result<Store, StoreError> {
+        Store::open_for(root, room::For::Work)
+    }
+
+    /// The same for who is about to free space: on a full file system the last reserve is given up for it.
+    pub fn open_to_free(root: &Path) -> Result<Store, StoreError> {
+        Store::open_for(root, room::For::Freeing)
+    }
+
+    fn open_for(root: &Path, who: room::For) -> Result<Store, StoreError> {
         let dir = open_root(root)?;
         let fs = check_root(root, &dir)?;
         for name in ["layers", "trash", "locks"] {
@@ -87,10 +98,10 @@ impl Store {
                 Err(e) => return Err(e).at("mkdir", &root.join(name)),
             }
         }
-        room::tend(dir.as_fd(), &fs);
+        room::require(dir.as_fd(), &fs, who).at("write to", root)?;
         let path = root.join("db.sqlite");
         let conn = connect(&path).map_err(|err| err.of_database(&path))?;
-        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
+        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: room::is_fragile(&fs) })
     }
 
     /// The store's root directory.
@@ -110,6 +121,7 @@ impl Store {
         op: &'static str,
         f: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        self.require_room()?;
         let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).during(op)?;
         let value = f(&tx)?;
         fault::step("commit").at(op, &self.root)?;
@@ -154,7 +166,17 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
             // SQLite would make it 0644, and gives its other files the mode of this one.
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o600);
-            drop(rustix::fs::open(path, flags, mode).at("create", path)?);
+            let database = rustix::fs::open(path, flags, mode).at("create", path)?;
+            if room::is_fragile(&rustix::fs::fstatfs(&database).at("statfs", path)?) {
+                // Written in place, so that a page that was written once can be written again when the disk is full. Where
+                // that can't be had, it is so.
+                for name in ["db.sqlite", "db.sqlite-wal", "db.sqlite-shm"] {
+                    if let Ok(file) = rustix::fs::open(path.with_file_name(name), flags, mode) {
+                        let _ = rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW);
+                    }
+                }
+            }
+            drop(database);
             open().during("open")
         }
         other => other.during("open"),
