@@ -27,15 +27,14 @@ fn assert_full_or(output: &Output, codes: &[i32], when: &str) {
 fn full(lefts: &[u64]) {
     let disk = Disk::ext4(64);
     let env = on(&disk);
-    let bundle = Bundle::new(&env, REAPER);
-    bundle.start();
-    let id = bundle.id.as_str();
-    for n in 1..=3 {
-        bundle.sh(&format!("echo {n} >/x")).expect(0);
-    }
-    let mut kept = 3;
     for left in lefts {
         let when = format!("with {left} KiB left");
+        let bundle = Bundle::new(&env, REAPER);
+        bundle.start();
+        let id = bundle.id.as_str();
+        for n in 1..=3 {
+            bundle.sh(&format!("echo {n} >/x")).expect(0);
+        }
         // Held, so that there is something to decide on.
         bundle.sh_with(["--layer", "hold"], "echo held >/held; head -c 100000 /dev/zero >/big").expect(0);
         let held = bundle.show()["exec"].as_str().expect("an exec").to_owned();
@@ -63,16 +62,15 @@ fn full(lefts: &[u64]) {
         disk.drain();
         env.ok(["recover"]);
         assert_clean(&env, &when);
-        let generations = bundle.sh_with(["--layer", "discard"], "cat /x").ok();
-        assert!(generations == kept.to_string() || generations == when, "{when}: {generations:?}");
+        let shows = bundle.sh_with(["--layer", "discard"], "cat /x").ok();
+        assert!(shows == "3" || shows == when, "{when}: {shows:?}");
         env.ok(["rollback", id, "3"]);
-        kept = 3;
         assert_eq!(bundle.sh("cat /x").ok(), "3", "{when}");
+        env.ok(["delete", "--force", id]);
+        env.ok(["recover"]);
+        assert_clean(&env, "after delete");
+        assert_eq!(std::fs::read_dir(env.store.join("layers")).expect("layers").count(), 0);
     }
-    env.ok(["delete", "--force", id]);
-    env.ok(["recover"]);
-    assert_clean(&env, "after delete");
-    assert_eq!(std::fs::read_dir(env.store.join("layers")).expect("layers").count(), 0);
 }
 
 /// A few amounts.
@@ -86,7 +84,7 @@ fn a_full_disk() {
 #[ignore = "a minute"]
 fn a_full_disk_long() {
     let mut random = Random::new("room left, KiB");
-    let lefts: Vec<u64> = (0..super::rounds(40)).map(|n| random.below(10 << (n % 10))).collect();
+    let lefts: Vec<u64> = (0..super::rounds(30)).map(|n| random.below(10 << (n % 10))).collect();
     full(&lefts);
 }
 

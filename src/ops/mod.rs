@@ -51,12 +51,12 @@ fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError>
 impl Context {
     /// Opens the store.
     pub fn store(&self) -> Result<Store, OpsError> {
-        Ok(Store::open(&self.config.store)?)
+        Ok(Store::open(&self.config.store)?.keeping_events(self.config.keep_events))
     }
 
     /// Opens the store for a use case that frees space.
     pub fn store_to_free(&self) -> Result<Store, OpsError> {
-        Ok(Store::open_to_free(&self.config.store)?)
+        Ok(Store::open_to_free(&self.config.store)?.keeping_events(self.config.keep_events))
     }
 
     /// Opens the store, finds the container that `prefix` names, and repairs what killed supervisors left of it.

@@ -83,7 +83,8 @@ const INVARIANTS: &[(&str, &str)] = &[
     (
         "an exec that ended has its end and its event",
         "SELECT 'exec ' || id FROM execs e WHERE disposition IS NOT NULL AND (finished_ns IS NULL OR event IS NULL
-             OR NOT EXISTS(SELECT 1 FROM events WHERE seq = e.event AND kind = 'exec'))",
+             OR (event > (SELECT base_seq FROM chain)
+                 AND NOT EXISTS(SELECT 1 FROM events WHERE seq = e.event AND kind = 'exec')))",
     ),
     (
         "a removed container stays only while execs of it run",

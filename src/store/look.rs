@@ -1,6 +1,7 @@
 //! A store that is looked at and not changed: opened without a write, its files' kinds, owners and modes, and what was
 //! left behind in it, told apart from what somebody is deleting just now.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +18,8 @@ use super::error::{DbContext, IoContext};
 use super::gc::{Garbage, names, reachable};
 use super::room::{self, RESERVES};
 use super::{
-    ExecRecord, Finding, Store, StoreError, check_root, exec, open_root_if_there, schema, trash, wait_for_others,
+    ContainerKey, ExecRecord, Finding, Store, StoreError, check_root, exec, open_root_if_there, schema, trash,
+    wait_for_others,
 };
 
 /// How often leftovers are looked for again before they are told.
@@ -58,7 +60,9 @@ impl Store {
             return Err(if lost { StoreError::Emptied { path } } else { none() });
         }
         match connect(&path).map_err(|err| err.of_database(&path))? {
-            Some(conn) => Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: false }),
+            Some(conn) => {
+                Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: false, keep_events: 0 })
+            }
             None => Err(none()),
         }
     }
@@ -96,6 +100,14 @@ impl Store {
             }
         }
         Ok(files.findings)
+    }
+
+    /// The ids of the execs of a container that are on record.
+    pub fn exec_ids(&self, key: ContainerKey) -> Result<HashSet<String>, StoreError> {
+        self.conn
+            .prepare_cached("SELECT id FROM execs WHERE container = ?")
+            .and_then(|mut s| s.query_map([key.0], |row| row.get(0))?.collect())
+            .during("list execs")
     }
 
     /// Whether some row needs the layer now.

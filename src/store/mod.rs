@@ -68,6 +68,7 @@ pub struct Store {
     conn: Connection,
     /// See [`room::is_fragile`].
     fragile: bool,
+    keep_events: u64,
 }
 
 /// The time now, in nanoseconds since 1970 UTC.
@@ -101,7 +102,18 @@ impl Store {
         room::require(dir.as_fd(), &fs, who).at("write to", root)?;
         let path = root.join("db.sqlite");
         let conn = connect(&path).map_err(|err| err.of_database(&path))?;
-        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: room::is_fragile(&fs) })
+        Ok(Store {
+            root: root.to_owned(),
+            layers: root.join("layers"),
+            conn,
+            fragile: room::is_fragile(&fs),
+            keep_events: 0,
+        })
+    }
+
+    /// The same store with a bound for its event log: about so many events are kept; all, as at first, with 0.
+    pub fn keeping_events(self, keep_events: u64) -> Store {
+        Store { keep_events, ..self }
     }
 
     /// The store's root directory.
@@ -124,6 +136,10 @@ impl Store {
         self.require_room()?;
         let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).during(op)?;
         let value = f(&tx)?;
+        // The row written last is mostly the event: by its number, as any other would do.
+        if matches!(tx.last_insert_rowid(), row if row != 0 && row % event::PRUNE_EVERY == 0) {
+            event::prune(&tx, self.keep_events)?;
+        }
         fault::step("commit").at(op, &self.root)?;
         tx.commit().during(op)?;
         Ok(value)

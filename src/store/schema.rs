@@ -15,7 +15,7 @@ use crate::durable::fault;
 const APPLICATION_ID: i64 = 0x6173_6278;
 
 /// Step N (from 0) takes format N to N + 1.
-pub(super) const MIGRATIONS: &[&str] = &[V1];
+pub(super) const MIGRATIONS: &[&str] = &[V1, V2];
 
 const V1: &str = "
 CREATE TABLE containers(
@@ -99,6 +99,12 @@ CREATE TABLE chain(
     head_hash BLOB NOT NULL
 ) STRICT;
 INSERT INTO chain VALUES(1, 0, zeroblob(32), 0, zeroblob(32));
+";
+
+/// Rows of execs without a layer are bounded too: health checks of a container with a read-only root make nothing else.
+const V2: &str = "
+DROP INDEX execs_light;
+CREATE INDEX execs_light ON execs(container) WHERE disposition IN ('empty', 'discarded', 'shared');
 ";
 
 /// Brings the database to the newest format of `steps`, or says why not. One pragma where there is nothing to do.
