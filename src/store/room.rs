@@ -23,7 +23,8 @@ const SIZES: [u64; 2] = [4 << 20, 2 << 20];
 const LOW: u64 = 1 << 20;
 /// With more than this free they are made.
 const AMPLE: u64 = 16 << 20;
-/// With less than this free, the index of SQLite's log can't be made.
+/// With less than this free, the index of SQLite's log can't be made. Where running out is SIGBUS ([`is_fragile`]) there
+/// must be [`LOW`]: room for a whole transaction.
 const NEEDED: u64 = 64 << 10;
 /// Blocks smaller than this may be missing in a page of a file that has its last byte.
 const PAGE: i64 = 4096;
@@ -124,14 +125,14 @@ fn has_room(dir: BorrowedFd<'_>, fs: &StatFs) -> Result<(), Errno> {
     if fs.f_flags as u64 & READ_ONLY != 0 {
         return Err(Errno::ROFS);
     }
-    if usable(fs) < NEEDED {
+    if usable(fs) < if is_fragile(fs) { LOW } else { NEEDED } {
         return Err(Errno::NOSPC);
     }
     if kind(fs) == BTRFS {
         // A quota shows only by trying, and then in a mapped file too late.
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = rustix::fs::openat(dir, ".", flags, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, NEEDED)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LOW)?;
     }
     Ok(())
 }
