@@ -120,8 +120,12 @@ fn temporary(dir: &OwnedFd) -> io::Result<(String, File)> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name.as_str(), flags, Mode::from_raw_mode(0o600)) {
             Ok(fd) => {
-                // By this others see that it is no litter. Where there are no locks, there is nobody to see it.
-                let _ = flock(&fd, FlockOperation::NonBlockingLockExclusive);
+                // By this others see that it is no litter. Where there are no locks, nobody takes it for litter either.
+                let locked = flock(&fd, FlockOperation::LockExclusive);
+                if locked.is_ok() && rustix::fs::fstat(&fd)?.st_nlink == 0 {
+                    // Swept before we had it.
+                    continue;
+                }
                 return Ok((name, File::from(fd)));
             }
             // Litter of a process that had our pid, or of one in another pid namespace that has it now.
@@ -153,11 +157,19 @@ pub fn litter(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Removes what [`litter`] finds; how many files there were.
 pub fn sweep(dir: &Path) -> io::Result<usize> {
-    let found = litter(dir)?;
-    for path in &found {
-        remove_file(path)?;
+    let mut swept = 0;
+    for path in litter(dir)? {
+        let fd = match rustix::fs::open(&path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => continue,
+            other => other?,
+        };
+        // Held while it goes: who has just made it waits, and then finds that it is gone.
+        if flock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&fd, &path)? {
+            remove_file(&path)?;
+            swept += 1;
+        }
     }
-    Ok(found.len())
+    Ok(swept)
 }
 
 fn is_number_pair(text: &str) -> bool {

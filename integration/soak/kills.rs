@@ -205,7 +205,7 @@ fn chaos(rounds: u64) {
 /// Callers and supervisors.
 #[test]
 fn kills_at_random_moments() {
-    chaos(40);
+    chaos(36);
 }
 
 /// The same, a thousand times.
@@ -264,7 +264,7 @@ fn lives(rounds: u64) {
 /// The short form.
 #[test]
 fn kills_while_a_container_is_made_and_deleted() {
-    lives(16);
+    lives(12);
 }
 
 /// The same, for long.

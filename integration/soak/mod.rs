@@ -9,10 +9,12 @@ mod damage;
 mod descriptors;
 mod disk;
 mod disks;
+mod fsck;
 mod kills;
 mod leaks;
 mod model;
 mod random;
+mod shims;
 mod steps;
 
 use serde_json::Value;

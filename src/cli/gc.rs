@@ -55,10 +55,5 @@ fn notes(plan: &GcPlan) -> String {
 }
 
 fn name(garbage: &Garbage) -> String {
-    match garbage {
-        Garbage::Layer(layer) => format!("layer {layer}"),
-        Garbage::Trash(name) => format!("trash {}", visible(&name.to_string_lossy())),
-        Garbage::ExecLock(exec) => format!("lock of exec {exec}"),
-        Garbage::CommitLock(key) => format!("commit lock of container {}", key.0),
-    }
+    visible(&garbage.to_string())
 }

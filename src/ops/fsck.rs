@@ -6,6 +6,9 @@
 mod host;
 mod layers;
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::{Context, OpsError, gc, recover};
@@ -13,8 +16,7 @@ use crate::error::{Classify, Kind, chain};
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
 use crate::runtime::{Record, RuntimeError};
-use crate::store::gc::Garbage;
-use crate::store::{Finding, Store, StoreError};
+use crate::store::{Container, Finding, Store, StoreError};
 
 /// What a problem is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -80,7 +82,7 @@ pub struct Looked {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The store.
-    pub store: std::path::PathBuf,
+    pub store: PathBuf,
     /// No problem is left.
     pub clean: bool,
     /// What is wrong now.
@@ -172,7 +174,7 @@ fn lost(store: &Store, report: &mut Report) -> Result<(), OpsError> {
         report.problem(Area::Execs, Repair::Recover, what);
     }
     for container in store.containers()? {
-        for path in recover::litter(&container)? {
+        for path in litter(&container)? {
             report.problem(
                 Area::Leftovers,
                 Repair::Recover,
@@ -196,16 +198,21 @@ fn lost(store: &Store, report: &mut Report) -> Result<(), OpsError> {
     Ok(())
 }
 
+/// The temporary files that are there for longer than it takes to lock one that was just made.
+fn litter(container: &Container) -> Result<Vec<PathBuf>, OpsError> {
+    let mut left = recover::litter(container)?;
+    if !left.is_empty() {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = recover::litter(container)?;
+        left.retain(|path| now.contains(path));
+    }
+    Ok(left)
+}
+
 fn leftovers(store: &Store, report: &mut Report) -> Result<(), OpsError> {
     let found = store.leftovers()?;
     for garbage in &found.garbage {
-        let what = match garbage {
-            Garbage::Layer(layer) => format!("layer {layer}"),
-            Garbage::Trash(name) => format!("trash {}", name.to_string_lossy()),
-            Garbage::ExecLock(exec) => format!("lock of exec {exec}"),
-            Garbage::CommitLock(key) => format!("commit lock of container {}", key.0),
-        };
-        let what = format!("{what}: {}", garbage.reason());
+        let what = format!("{garbage}: {}", garbage.reason());
         if found.unsure {
             report.notes.push(format!("{what}; or somebody is deleting it just now"));
         } else {
@@ -250,11 +257,12 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
             repaired.push(format!("cgroup {}: removed", group.display()));
         }
     }
-    if wanted(Repair::Collect) && !wanted(Repair::Recover) {
-        if let gc::Collected::Done(_, done) = gc::collect(context, false)? {
-            repaired.extend(done.deleted.iter().map(|garbage| format!("{garbage:?}: deleted")));
-            failed.extend(done.failed.iter().map(|(garbage, err)| format!("{garbage:?}: not deleted: {err}")));
-        }
+    if wanted(Repair::Collect)
+        && !wanted(Repair::Recover)
+        && let gc::Collected::Done(_, done) = gc::collect(context, false)?
+    {
+        repaired.extend(done.deleted.iter().map(|garbage| format!("{garbage}: deleted")));
+        failed.extend(done.failed.iter().map(|(garbage, err)| format!("{garbage}: not deleted: {err}")));
     }
     let mut after = look(context)?;
     after.repaired = repaired;

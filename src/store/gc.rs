@@ -42,6 +42,18 @@ pub enum Garbage {
     CommitLock(ContainerKey),
 }
 
+impl std::fmt::Display for Garbage {
+    /// For people; a name in the trash may hold anything.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Garbage::Layer(layer) => write!(f, "layer {layer}"),
+            Garbage::Trash(name) => write!(f, "trash {}", name.to_string_lossy()),
+            Garbage::ExecLock(exec) => write!(f, "lock of exec {exec}"),
+            Garbage::CommitLock(key) => write!(f, "commit lock of container {}", key.0),
+        }
+    }
+}
+
 impl Garbage {
     /// Why it may go.
     pub fn reason(&self) -> &'static str {

@@ -34,7 +34,7 @@ fn inside(mountinfo: &[u8], root: &Path) -> Vec<(PathBuf, &'static str)> {
     for line in mountinfo.split(|b| *b == b'\n') {
         let mut fields = line.split(|b| *b == b' ');
         let Some(point) = fields.nth(4).map(unescape) else { continue };
-        let options = fields.last().unwrap_or_default();
+        let options = fields.next_back().unwrap_or_default();
         if point != root && point.starts_with(root) {
             found.push((point, "something is mounted inside the store"));
         } else if options.split(|b| *b == b',').any(|o| unescape(o).as_os_str().as_bytes().starts_with(&layers)) {
