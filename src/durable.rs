@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 
 /// Replaces (or makes) the file at `path` with `bytes`: readers see the old content or the new, whole, also after a
 /// power loss. Its mode will be exactly `mode` (permission bits such as `0o600`), whatever the umask.
 ///
 /// Writes a temporary file in the same directory, syncs it, renames it, syncs the directory. A symlink at `path` is
-/// replaced, not followed.
+/// replaced, not followed. But what is (or leads to) a character device or a fifo is written to, never replaced: paths
+/// are given by callers too, and `/dev/null` is one.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, true, RenameFlags::empty())
 }
@@ -84,6 +85,13 @@ fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
 fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io::Result<()> {
     let (dir, name) = split(path)?;
     let dir = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    if how.is_empty() && is_stream(&dir, name) {
+        // A fifo that nobody reads is an error, not something to wait for.
+        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let stream = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
+        rustix::fs::fcntl_setfl(&stream, OFlags::empty())?;
+        return File::from(stream).write_all(bytes);
+    }
     let (temp, mut file) = temporary(&dir)?;
     let result = (|| {
         file.write_all(bytes)?;
@@ -109,6 +117,11 @@ fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io
         let _ = rustix::fs::unlinkat(&dir, temp.as_str(), AtFlags::empty());
     }
     result
+}
+
+fn is_stream(dir: &OwnedFd, name: &OsStr) -> bool {
+    let kind = rustix::fs::statat(dir, name, AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    matches!(kind, Ok(FileType::CharacterDevice | FileType::Fifo))
 }
 
 /// A new file with a name of its own in `dir`.
@@ -357,6 +370,30 @@ mod tests {
         replace_unsynced(&link, b"new", 0o600).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         assert!(link.symlink_metadata().unwrap().is_file());
+    }
+
+    /// `exec --result /dev/null` put a regular file in the place of the host's `/dev/null`.
+    #[test]
+    fn devices_and_fifos_are_written_to() {
+        use std::io::Read;
+        let dir = tempfile::tempdir().unwrap();
+        let (fifo, link) = (dir.path().join("fifo"), dir.path().join("link"));
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        symlink("fifo", &link).unwrap();
+        let mut reader = File::options().read(true).write(true).open(&fifo).unwrap();
+        for path in [&fifo, &link] {
+            replace(path, b"text", 0o600).unwrap();
+            let mut bytes = [0; 4];
+            reader.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"text");
+        }
+        assert_eq!(names(dir.path()), ["fifo", "link"]);
+        drop(reader);
+        replace(&fifo, b"text", 0o600).unwrap_err();
+        let null = dir.path().join("null");
+        symlink("/dev/null", &null).unwrap();
+        replace_unsynced(&null, b"text", 0o600).unwrap();
+        assert!(null.symlink_metadata().unwrap().is_symlink());
     }
 
     #[test]

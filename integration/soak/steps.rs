@@ -43,7 +43,10 @@ fn verbs() -> Vec<Verb> {
         Verb { name: "exec, held", prepare: |lab| lab.exec(&["--layer", "hold"]), ..NOTHING },
         Verb {
             name: "exec, discarded",
-            prepare: |lab| lab.exec(&["--layer", "discard", "--result", "/dev/null"]),
+            prepare: |lab| {
+                let result = lab.env.dir.join("result.json").display().to_string();
+                lab.exec(&["--layer", "discard", "--result", &result])
+            },
             ..NOTHING
         },
         Verb {
