@@ -259,6 +259,27 @@ fn lost_files_are_told() {
     lab.assert_whole("after all");
 }
 
+/// The write-ahead log is gone, or its tail is: the newest rows are, too, and the layers that they told of are not deleted.
+#[test]
+fn a_lost_log_costs_no_layer() {
+    let env = Env::new();
+    let lab = Lab::new(&env);
+    let layers = lab.layers();
+    let length = fs::metadata(lab.store("db.sqlite-wal")).expect("a log").len();
+    assert!(length > 0, "there is nothing to lose");
+    for (what, left) in [("all of it", 0), ("a half", length / 2), ("the last bytes", length - 100)] {
+        fs::File::options().write(true).open(lab.store("db.sqlite-wal")).and_then(|f| f.set_len(left)).expect("cut");
+        let report = fsck(&env);
+        assert_eq!(report["clean"], false, "{what}: {report:#}");
+        for verb in [&["gc"][..], &["recover"], &["fsck", "--repair"]] {
+            env.cmd(verb).run();
+            assert_eq!(lab.layers(), layers, "{what}, {verb:?}");
+        }
+        lab.put_back();
+        lab.assert_whole(what);
+    }
+}
+
 /// Random bytes of the database changed: some verb may not notice, but none crashes, hangs or deletes a layer that is
 /// needed; `fsck` notices, or there is nothing wrong with what is read.
 fn flip(rounds: u64) {

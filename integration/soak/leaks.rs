@@ -140,7 +140,7 @@ fn nothing_is_left_behind() {
 
 /// The same, 10,000 in a row, 1,000 at once and 100 failing in each way.
 #[test]
-#[ignore = "half an hour"]
+#[ignore = "fifteen minutes"]
 fn nothing_is_left_behind_long() {
     let n = rounds(10_000);
     leak(n, n / 10, n / 100);
