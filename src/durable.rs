@@ -12,14 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
 
 /// Replaces (or makes) the file at `path` with `bytes`: readers see the old content or the new, whole, also after a
 /// power loss. Its mode will be exactly `mode` (permission bits such as `0o600`), whatever the umask.
 ///
 /// Writes a temporary file in the same directory, syncs it, renames it, syncs the directory. A symlink at `path` is
-/// replaced, not followed. But what is (or leads to) a character device or a fifo is written to, never replaced: paths
-/// are given by callers too, and `/dev/null` is one.
+/// replaced, not followed.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, true, RenameFlags::empty())
 }
@@ -28,6 +27,20 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// either.
 pub fn replace_unsynced(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     put(path, bytes, mode, false, RenameFlags::empty())
+}
+
+/// Gives `bytes` to the file that a caller named, synced if `sync`. A regular file is replaced as by [`replace`]; what only
+/// takes bytes (a device such as `/dev/null`, a pipe) is written to, as by a shell: replacing it would
+/// leave the host with a file in its place. A pipe without a reader is an error.
+pub fn deliver(path: &Path, bytes: &[u8], mode: u32, sync: bool) -> io::Result<()> {
+    let takes_bytes = std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
+    if !takes_bytes {
+        return put(path, bytes, mode, sync, RenameFlags::empty());
+    }
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    File::from(file).write_all(bytes)
 }
 
 /// Like [`replace`], but fails with `AlreadyExists` where there is something at `path`.
@@ -85,13 +98,6 @@ fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
 fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io::Result<()> {
     let (dir, name) = split(path)?;
     let dir = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    if how.is_empty() && is_stream(&dir, name) {
-        // A fifo that nobody reads is an error, not something to wait for.
-        let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let stream = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
-        rustix::fs::fcntl_setfl(&stream, OFlags::empty())?;
-        return File::from(stream).write_all(bytes);
-    }
     let (temp, mut file) = temporary(&dir)?;
     let result = (|| {
         file.write_all(bytes)?;
@@ -117,11 +123,6 @@ fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io
         let _ = rustix::fs::unlinkat(&dir, temp.as_str(), AtFlags::empty());
     }
     result
-}
-
-fn is_stream(dir: &OwnedFd, name: &OsStr) -> bool {
-    let kind = rustix::fs::statat(dir, name, AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    matches!(kind, Ok(FileType::CharacterDevice | FileType::Fifo))
 }
 
 /// A new file with a name of its own in `dir`.
@@ -349,6 +350,32 @@ mod tests {
         names
     }
 
+    /// `--result /dev/null` had replaced the host's /dev/null by a regular file.
+    #[test]
+    fn what_only_takes_bytes_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        deliver(&file, b"one", 0o644, false).unwrap();
+        deliver(&file, b"two", 0o644, true).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(deliver(&fifo, b"x", 0o644, false).unwrap_err().raw_os_error(), Some(libc::ENXIO));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&fifo, &link).unwrap();
+        let mut reader = File::from(rustix::fs::open(&fifo, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap());
+        for path in [&fifo, &link] {
+            deliver(path, b"told", 0o644, true).unwrap();
+            let mut text = [0; 4];
+            std::io::Read::read_exact(&mut reader, &mut text).unwrap();
+            assert_eq!(&text, b"told");
+        }
+        use std::os::unix::fs::FileTypeExt;
+        assert!(std::fs::symlink_metadata(&fifo).unwrap().file_type().is_fifo());
+        assert!(std::fs::symlink_metadata(&link).unwrap().file_type().is_symlink());
+        assert!(deliver(dir.path(), b"x", 0o644, false).is_err(), "a directory takes none");
+    }
+
     #[test]
     fn replace_makes_and_replaces_with_the_mode_asked_for() {
         let dir = tempfile::tempdir().unwrap();
@@ -370,30 +397,6 @@ mod tests {
         replace_unsynced(&link, b"new", 0o600).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         assert!(link.symlink_metadata().unwrap().is_file());
-    }
-
-    /// `exec --result /dev/null` put a regular file in the place of the host's `/dev/null`.
-    #[test]
-    fn devices_and_fifos_are_written_to() {
-        use std::io::Read;
-        let dir = tempfile::tempdir().unwrap();
-        let (fifo, link) = (dir.path().join("fifo"), dir.path().join("link"));
-        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        symlink("fifo", &link).unwrap();
-        let mut reader = File::options().read(true).write(true).open(&fifo).unwrap();
-        for path in [&fifo, &link] {
-            replace(path, b"text", 0o600).unwrap();
-            let mut bytes = [0; 4];
-            reader.read_exact(&mut bytes).unwrap();
-            assert_eq!(&bytes, b"text");
-        }
-        assert_eq!(names(dir.path()), ["fifo", "link"]);
-        drop(reader);
-        replace(&fifo, b"text", 0o600).unwrap_err();
-        let null = dir.path().join("null");
-        symlink("/dev/null", &null).unwrap();
-        replace_unsynced(&null, b"text", 0o600).unwrap();
-        assert!(null.symlink_metadata().unwrap().is_symlink());
     }
 
     #[test]

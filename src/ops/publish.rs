@@ -76,7 +76,7 @@ pub fn ended(
 ) -> Result<(), OpsError> {
     let text = serde_json::to_string(document).map_err(json_file(Path::new("result")))?;
     if let Some(path) = extra {
-        durable::replace(path, text.as_bytes(), 0o644).map_err(file("write", path))?;
+        durable::deliver(path, text.as_bytes(), 0o644, true).map_err(file("write", path))?;
     }
     // The engine may be done with the bundle already.
     if !container.bundle.is_dir() {

@@ -399,7 +399,7 @@ fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
             .on("send pidfd to", path)?;
     }
     if let Some(path) = &paths.pid_file {
-        durable::replace_unsynced(path, record.pid.to_string().as_bytes(), 0o644).on("write pid file", path)?;
+        durable::deliver(path, record.pid.to_string().as_bytes(), 0o644, false).on("write pid file", path)?;
     }
     Ok(())
 }

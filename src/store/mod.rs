@@ -112,8 +112,9 @@ impl Store {
     }
 
     /// The same store with a bound for its event log: about so many events are kept; all, as at first, with 0.
-    pub fn keeping_events(self, keep_events: u64) -> Store {
-        Store { keep_events, ..self }
+    pub fn keeping_events(mut self, keep_events: u64) -> Store {
+        self.keep_events = keep_events;
+        self
     }
 
     /// The store's root directory.

@@ -232,7 +232,7 @@ fn announce(prepared: &Prepared, started: impl FnOnce()) -> Result<(), OpsError>
         sys("send the pidfd", socket::send_fd(socket.as_fd(), pidfd.as_fd(), b"pidfd"))?;
     }
     if let Some(path) = &prepared.request.pid_file {
-        let write = durable::replace_unsynced(path, pid.to_string().as_bytes(), 0o644);
+        let write = durable::deliver(path, pid.to_string().as_bytes(), 0o644, false);
         write.map_err(|source| OpsError::File { doing: "write", path: path.clone(), source })?;
     }
     started();
