@@ -14,4 +14,5 @@ mod layering;
 mod lifecycle;
 mod podman;
 mod schema;
+mod soak;
 mod support;

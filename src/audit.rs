@@ -157,6 +157,9 @@ pub enum Break {
         /// The newest event on record.
         head: u64,
     },
+    /// The log starts behind some event, and none tells that this and what was before it were dropped.
+    #[error("it and all before it are missing, and no event tells that they were dropped")]
+    Base,
     /// The log goes on behind the head that is on record, or the head on record has another hash.
     #[error("it does not agree with the newest event on record")]
     Head,
@@ -335,6 +338,7 @@ mod tests {
                 Break::Missing { .. } => "missing",
                 Break::Cut { .. } => "cut",
                 Break::Head => "head",
+                Break::Base => "base",
             };
             assert_eq!((err.seq, found), (seq, what), "{name}");
         }

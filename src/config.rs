@@ -17,6 +17,9 @@ pub const DEFAULT_STORE: &str = "/var/lib/agentsbx";
 /// How long an exec without a terminal may take if nothing else is said.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// How many events the store's log keeps if nothing else is said.
+pub const DEFAULT_KEEP_EVENTS: u64 = 100_000;
+
 /// What is wrong with the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -78,6 +81,8 @@ pub struct Config {
     pub timeout: Timeout,
     /// What becomes of processes that an exec leaves running.
     pub orphans: Orphans,
+    /// About how many events the store's log keeps; 0: all.
+    pub keep_events: u64,
 }
 
 impl Default for Config {
@@ -87,6 +92,7 @@ impl Default for Config {
             layer: LayerMode::Commit,
             timeout: Timeout(Some(DEFAULT_TIMEOUT)),
             orphans: Orphans::Kill,
+            keep_events: DEFAULT_KEEP_EVENTS,
         }
     }
 }
@@ -110,6 +116,14 @@ struct File {
     store: Option<PathBuf>,
     #[serde(default)]
     exec: Exec,
+    #[serde(default)]
+    log: Log,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Log {
+    keep: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -185,6 +199,7 @@ fn resolve(text: &str, path: &Path, sources: &Sources) -> Result<Config, ConfigE
             .transpose()
             .map_err(value("exec.orphans"))?
             .unwrap_or(default.orphans),
+        keep_events: file.log.keep.unwrap_or(default.keep_events),
     })
 }
 
@@ -221,6 +236,8 @@ mod tests {
         let got = with("[exec]\nlayer = 'hold'\ntimeout = '5m'\norphans = 'wait'\n", &Sources::default()).unwrap();
         assert_eq!((got.layer, got.orphans), (LayerMode::Hold, Orphans::Wait));
         assert_eq!(got.timeout, Timeout(Some(Duration::from_secs(300))));
+        assert_eq!(got.keep_events, DEFAULT_KEEP_EVENTS);
+        assert_eq!(with("[log]\nkeep = 0\n", &Sources::default()).unwrap().keep_events, 0);
         let bare = with("[exec]\ntimeout = 7\n", &Sources::default()).unwrap();
         assert_eq!(bare.timeout, Timeout(Some(Duration::from_secs(7))));
         let unknown = with("[exec]\nlayr = 'hold'\n", &Sources::default()).unwrap_err();

@@ -130,15 +130,65 @@ fn temporary(dir: &OwnedFd) -> io::Result<(String, File)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     fault::step("replace: create")?;
     loop {
-        let name = format!(".tmp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name.as_str(), flags, Mode::from_raw_mode(0o600)) {
-            Ok(fd) => return Ok((name, File::from(fd))),
+            Ok(fd) => {
+                // By this others see that it is no litter. Where there are no locks, nobody takes it for litter either.
+                let locked = flock(&fd, FlockOperation::LockExclusive);
+                if locked.is_ok() && rustix::fs::fstat(&fd)?.st_nlink == 0 {
+                    // Swept before we had it.
+                    continue;
+                }
+                return Ok((name, File::from(fd)));
+            }
             // Litter of a process that had our pid, or of one in another pid namespace that has it now.
             Err(rustix::io::Errno::EXIST) => continue,
             Err(e) => return Err(e.into()),
         }
     }
+}
+
+/// What the names of temporary files begin with.
+const TEMPORARY: &str = ".agentsbx-tmp-";
+
+/// The temporary files in `dir` that were left by processes that were killed while they replaced a file there.
+pub fn litter(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries = match std::fs::read_dir(dir) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(found),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let ours = entry.file_name().to_str().and_then(|name| name.strip_prefix(TEMPORARY)).is_some_and(is_number_pair);
+        if ours && entry.file_type()?.is_file() && LockFile::is_free(&entry.path())? && entry.path().exists() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what [`litter`] finds; how many files there were.
+pub fn sweep(dir: &Path) -> io::Result<usize> {
+    let mut swept = 0;
+    for path in litter(dir)? {
+        let fd = match rustix::fs::open(&path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => continue,
+            other => other?,
+        };
+        // Held while it goes: who has just made it waits, and then finds that it is gone.
+        if flock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&fd, &path)? {
+            remove_file(&path)?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
+
+fn is_number_pair(text: &str) -> bool {
+    let number = |t: &str| !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit());
+    text.split_once('-').is_some_and(|(a, b)| number(a) && number(b))
 }
 
 /// An exclusive `flock` on a file, held until it is dropped or its process ends in whatever way.
@@ -375,6 +425,34 @@ mod tests {
             }
             assert!(stopped);
         }
+    }
+
+    /// A process that was killed while it replaced a file left its temporary one for ever.
+    #[test]
+    fn what_a_kill_leaves_is_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        replace(&path, b"old", 0o600).unwrap();
+        // Stopped before the rename: clean-up is a step too.
+        let (result, _) = fault::stop_after(2, || replace(&path, b"new", 0o600));
+        result.unwrap_err();
+        let there = open(dir.path());
+        let (_, being_written) = temporary(&there).unwrap();
+        for name in [".agentsbx-tmp-", ".agentsbx-tmp-1-x", ".agentsbx-tmp-1", ".tmp-1-1"] {
+            replace_unsynced(&dir.path().join(name), b"theirs", 0o600).unwrap();
+        }
+        assert_eq!(names(dir.path()).len(), 7);
+        assert_eq!(sweep(dir.path()).unwrap(), 1);
+        assert_eq!(litter(dir.path()).unwrap(), Vec::<PathBuf>::new());
+        drop(being_written);
+        assert_eq!(sweep(dir.path()).unwrap(), 1);
+        assert_eq!(names(dir.path()).len(), 5);
+        assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        assert_eq!(sweep(&dir.path().join("none")).unwrap(), 0);
+    }
+
+    fn open(dir: &Path) -> OwnedFd {
+        rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
     }
 
     #[test]

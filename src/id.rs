@@ -86,6 +86,11 @@ macro_rules! ulid_id {
             pub fn new() -> Self {
                 $name(ulid::Ulid::generate())
             }
+
+            /// When it was made: milliseconds since 1970 UTC.
+            pub fn made_ms(&self) -> i64 {
+                i64::try_from(self.0.timestamp_ms()).unwrap_or(i64::MAX)
+            }
         }
 
         impl FromStr for $name {

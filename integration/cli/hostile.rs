@@ -79,3 +79,18 @@ fn a_full_disk_is_the_commands_own_trouble() {
     bundle.sh("echo x >/x").expect(0);
     assert_eq!(bundle.sh("cat /x").ok(), "x");
 }
+
+/// A result or a pid that nobody wants: the host's own device was replaced by a regular file.
+#[test]
+fn results_and_pids_can_go_to_dev_null() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    // A link of its own, so that a failure of this test does not take the host's device away.
+    let null = env.dir.join("null");
+    std::os::unix::fs::symlink("/dev/null", &null).expect("symlink");
+    let null = null.display().to_string();
+    bundle.sh_with(["--result", &null], "echo x >/x").expect(0);
+    let detached = env.cmd(["exec", "--detach", "--pid-file", &null, &bundle.id, "true"]);
+    detached.output_to(env.dir.join("detached.out")).run().expect(0);
+    assert!(std::fs::symlink_metadata(&null).expect("stat").is_symlink());
+}

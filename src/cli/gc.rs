@@ -45,6 +45,9 @@ fn notes(plan: &GcPlan) -> String {
     for name in &plan.foreign {
         text.push_str(&format!("{}: not ours, left alone\n", visible(&name.to_string_lossy())));
     }
+    for layer in &plan.unknown {
+        text.push_str(&format!("layer {layer}: the database has lost its row, left alone: see `agentsbx fsck`\n"));
+    }
     for layer in &plan.missing {
         text.push_str(&format!("layer {layer}: its directory is missing\n"));
     }
@@ -52,10 +55,5 @@ fn notes(plan: &GcPlan) -> String {
 }
 
 fn name(garbage: &Garbage) -> String {
-    match garbage {
-        Garbage::Layer(layer) => format!("layer {layer}"),
-        Garbage::Trash(name) => format!("trash {}", visible(&name.to_string_lossy())),
-        Garbage::ExecLock(exec) => format!("lock of exec {exec}"),
-        Garbage::CommitLock(key) => format!("commit lock of container {}", key.0),
-    }
+    visible(&garbage.to_string())
 }

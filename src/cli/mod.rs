@@ -13,6 +13,7 @@ mod discard;
 mod events;
 mod exec;
 mod features;
+mod fsck;
 mod gc;
 mod graph;
 mod hooks;
@@ -195,6 +196,7 @@ enum Command {
     Reset(reset::Args),
     Recover(recover::Args),
     Gc(gc::Args),
+    Fsck(fsck::Args),
     Check(check::Args),
     Spec(spec::Args),
     Features(features::Args),
@@ -216,6 +218,7 @@ impl Command {
             Command::Diff(args) => diff::run(global, args),
             Command::Discard(args) => discard::run(global, args),
             Command::Exec(args) => exec::run(global, *args),
+            Command::Fsck(args) => fsck::run(global, args),
             Command::Gc(args) => gc::run(global, args),
             Command::Events(args) => events::run(global, args),
             Command::Features(args) => features::run(global, args),
@@ -242,6 +245,7 @@ impl Command {
     fn failure_code(&self) -> u8 {
         match self {
             Command::Exec(_) => 255,
+            Command::Fsck(_) => 2,
             _ => 1,
         }
     }

@@ -3,7 +3,7 @@
 use super::{Global, print};
 use crate::ops::recover;
 
-/// Repair what killed supervisors left, in all containers, and drop the history of containers that are gone
+/// Repair what killed processes left, in all containers, and drop the history of containers that are gone
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -25,7 +25,10 @@ pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
         let more = if more == 0 { String::new() } else { format!(" (and {more} more failures)") };
         anyhow::bail!("{}{more}", crate::error::chain(&first));
     }
-    if recovered.execs.is_empty() && recovered.containers.is_empty() {
+    if recovered.collected > 0 {
+        print(&format!("{} leftovers deleted\n", recovered.collected))?;
+    }
+    if recovered.execs.is_empty() && recovered.containers.is_empty() && recovered.collected == 0 {
         print("nothing to recover\n")?;
     }
     Ok(0)

@@ -1,6 +1,9 @@
 //! `create` and the first half of `run`: the container, then its row in the store.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
 
 use super::{Context, OpsError, publish};
 use crate::runtime::{
@@ -14,6 +17,7 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     // Before anything is made: a store that can't be used must not leave a container without history. It is not opened
     // yet, since the first process would inherit its descriptors until it is started.
     Store::prepare(&context.config.store)?;
+    require_descriptors()?;
     refuse_reserved(&request.bundle)?;
     let record = make(request)?;
     let id = record.id.clone();
@@ -21,6 +25,16 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
         // The error that is on its way is the one to tell.
         let _ = remove(&DeleteRequest { root: request.root.clone(), id, force: true });
     })
+}
+
+/// How many descriptors making a container takes at once, and some.
+const DESCRIPTORS: usize = 48;
+
+/// Fails where a container could be made only halfway: libraries that run out of descriptors end the process.
+fn require_descriptors() -> Result<(), OpsError> {
+    let open = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let opened: Result<Vec<OwnedFd>, _> = (0..DESCRIPTORS).map(|_| open()).collect();
+    opened.map(drop).map_err(|errno| OpsError::Descriptors { needed: DESCRIPTORS, source: errno.into() })
 }
 
 /// Annotations that ask for what this version does not do, or for what cannot be.

@@ -33,9 +33,9 @@ pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<Runti
 }
 
 fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Record>) -> Result<(), OpsError> {
-    let store = match context.store() {
+    let store = match context.store_to_free() {
         // Somebody has taken it away: there is no history to drop.
-        Err(OpsError::Store(StoreError::Missing { .. })) => return Ok(()),
+        Err(OpsError::Store(StoreError::NoStore { .. })) => return Ok(()),
         other => other?,
     };
     let row = match record {
@@ -49,6 +49,8 @@ fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Reco
 /// Drops a container's rows, then the layers that nothing else refers to. Execs that still run keep theirs to their end.
 pub fn forget(store: &Store, key: ContainerKey) -> Result<(), OpsError> {
     recover::container(store, key)?;
+    // A bundle outlives its container where its engine keeps it. What can't be removed there is no reason to stay.
+    let _ = store.container(key).map(|container| recover::sweep(&container));
     let removed = match store.remove_container(key) {
         Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => return Ok(()),
         other => other?,

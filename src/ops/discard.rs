@@ -5,7 +5,7 @@ use crate::store::ExecRecord;
 
 /// Drops the layer of a held exec: first its row, then its data.
 pub fn held(context: &Context, container: &str, exec: &str) -> Result<ExecRecord, OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_free(container)?;
     let record = store.exec(container.key, exec)?;
     let released = store.discard_held(container.key, &record.id)?;
     store.delete_layer(released)?;

@@ -96,6 +96,15 @@ pub enum OpsError {
         #[source]
         source: crate::sys::SysError,
     },
+    /// A process that has too few descriptors left.
+    #[error("creating a container takes up to {needed} more descriptors: raise the limit (ulimit -n)")]
+    Descriptors {
+        /// How many.
+        needed: usize,
+        /// The answer to opening so many.
+        #[source]
+        source: std::io::Error,
+    },
     /// The detached supervisor died before the command was running.
     #[error("the exec's supervisor ended before the command was running: see its result with `agentsbx show`")]
     SupervisorLost,
@@ -162,7 +171,7 @@ impl Classify for OpsError {
             OpsError::Reserved { .. } => Kind::Unsupported,
             OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
-            OpsError::File { source, .. } => Kind::of_io(source),
+            OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),
             OpsError::SupervisorLost | OpsError::Supervisor(_) | OpsError::Restless => Kind::System,
             OpsError::Conflict { .. } => Kind::Conflict,

@@ -14,7 +14,9 @@ pub enum Collected {
 
 /// Plans, and executes unless `dry_run`.
 pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> {
-    let store = context.store()?;
+    let store = context.store_to_free()?;
+    // Rows that can't be read, or are missing from an index, would make garbage of what is needed.
+    store.require_sound()?;
     let plan = store.plan_gc()?;
     if dry_run {
         return Ok(Collected::Planned(plan));

@@ -7,6 +7,7 @@ pub mod delete;
 pub mod discard;
 mod error;
 pub mod exec;
+pub mod fsck;
 pub mod gc;
 pub mod history;
 mod presence;
@@ -50,17 +51,30 @@ fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError>
 impl Context {
     /// Opens the store, which must be there: a mistyped path is not to become a new, empty one.
     pub fn store(&self) -> Result<Store, OpsError> {
-        Ok(Store::open_existing(&self.config.store)?)
+        Ok(Store::open_existing(&self.config.store)?.keeping_events(self.config.keep_events))
     }
 
     /// Opens the store, and makes it if it is not there.
     pub fn made_store(&self) -> Result<Store, OpsError> {
-        Ok(Store::open(&self.config.store)?)
+        Ok(Store::open(&self.config.store)?.keeping_events(self.config.keep_events))
+    }
+
+    /// Opens the store, which must be there, for a use case that frees space.
+    pub fn store_to_free(&self) -> Result<Store, OpsError> {
+        Ok(Store::open_to_free(&self.config.store)?.keeping_events(self.config.keep_events))
     }
 
     /// Opens the store, finds the container that `prefix` names, and repairs what killed supervisors left of it.
     pub fn container(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
-        let store = self.store()?;
+        Self::find_in(self.store()?, prefix)
+    }
+
+    /// As [`Context::container`], for a use case that frees space or undoes what took it.
+    pub fn container_to_free(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
+        Self::find_in(self.store_to_free()?, prefix)
+    }
+
+    fn find_in(store: Store, prefix: &str) -> Result<(Store, Container), OpsError> {
         let container = store.find(prefix)?;
         recover::container(&store, container.key)?;
         let container = store.container(container.key)?;

@@ -51,6 +51,13 @@ pub fn details(changes: &[Change], conflict: Option<&Conflict>) -> Option<String
     serde_json::to_string(&details).ok()
 }
 
+/// The changes that the store has on record for an exec, and whether these are all; `None` if there are none.
+pub fn recorded(store: &Store, container: &Container, exec: &ExecId) -> Result<Option<(Vec<Change>, bool)>, OpsError> {
+    let Some(text) = store.result(container.key, exec)? else { return Ok(None) };
+    let details: Details = serde_json::from_str(&text).map_err(json_file(Path::new("result in the store")))?;
+    Ok(Some((details.changes, !details.truncated)))
+}
+
 /// Where the whole result of an exec is, in the bundle.
 pub fn result_path(container: &Container, exec: &str) -> PathBuf {
     container.bundle.join("agentsbx/execs").join(format!("{exec}.json"))
@@ -86,9 +93,29 @@ pub fn ended(
             std::fs::create_dir_all(dir).map_err(file("make", dir))?;
         }
         durable::replace_unsynced(&path, text.as_bytes(), 0o600).map_err(file("write", &path))?;
+        // One in 32, as the store does with its rows.
+        if document.exec.ends_with('0') {
+            forget_old(store, container)?;
+        }
     }
     let short = document.shortened(text, MAX_ANNOTATION).map_err(json_file(Path::new("result")))?;
     annotate(store, container, Some(&short))
+}
+
+/// Removes the results of execs that are no longer on record: a health check that fails leaves one each time.
+fn forget_old(store: &Store, container: &Container) -> Result<(), OpsError> {
+    let dir = container.bundle.join("agentsbx/execs");
+    let entries = std::fs::read_dir(&dir).map_err(file("list", &dir))?;
+    // Files before rows: who writes a file has its row already.
+    let files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    let known = store.exec_ids(container.key)?;
+    for path in files {
+        let exec = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".json"));
+        if let Some(exec) = exec.filter(|exec| exec.parse::<ExecId>().is_ok() && !known.contains(*exec)) {
+            durable::remove_file(&path).map_err(file("remove", &dir.join(exec)))?;
+        }
+    }
+    Ok(())
 }
 
 /// Brings an exec's result up to date after its held layer was committed or discarded.

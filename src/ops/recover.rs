@@ -1,10 +1,14 @@
-//! Repairing what a killed supervisor left: processes, cgroups, an unsealed layer, a row that still says "running".
+//! Repairing what a killed supervisor left: processes, cgroups, an unsealed layer, a row that still says "running"; and
+//! what any killed process left that nothing refers to.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::commit::remember_touched;
-use super::{Context, OpsError, delete, publish, stack};
+use super::{Context, OpsError, delete, gc, publish, stack};
 use crate::diff::{self, Diff};
+use crate::durable;
 use crate::id::{Generation, LayerId};
 use crate::report::End;
 use crate::rootfs::open_dir;
@@ -40,13 +44,15 @@ pub struct Recovered {
     pub execs: Vec<Repaired>,
     /// Ids of containers that no runtime knows any more, and whose history was dropped.
     pub containers: Vec<String>,
+    /// How many layers, locks and the like were deleted that nothing refers to any more.
+    pub collected: usize,
     /// What could not be repaired, and why; the rest was all the same.
     pub failed: Vec<OpsError>,
 }
 
 /// Repairs all.
 pub fn all(context: &Context) -> Result<Recovered, OpsError> {
-    let store = context.store()?;
+    let store = context.store_to_free()?;
     let mut recovered = Recovered::default();
     for lost in store.abandoned(None)? {
         match repair(&store, lost) {
@@ -54,18 +60,81 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
             Err(err) => recovered.failed.push(err),
         }
     }
+    // Whose row is damaged may seem to be gone.
+    if let Err(err) = store.require_sound() {
+        recovered.failed.push(err.into());
+        return Ok(recovered);
+    }
     for container in store.containers()? {
         let dropped = match is_gone(&container) {
             Ok(true) => delete::forget(&store, container.key).map(|()| true),
             other => other,
         };
+        match sweep(&container) {
+            Ok(swept) => recovered.collected += swept,
+            Err(err) => recovered.failed.push(err),
+        }
         match dropped {
             Ok(true) => recovered.containers.push(container.id.to_string()),
             Ok(false) => {}
             Err(err) => recovered.failed.push(err),
         }
     }
+    match gc::collect(context, false) {
+        Ok(gc::Collected::Done(_, report)) => recovered.collected += report.deleted.len(),
+        Ok(gc::Collected::Planned(_)) => {}
+        Err(err) => recovered.failed.push(err),
+    }
     Ok(recovered)
+}
+
+/// The directories in which a container's files are replaced whole.
+fn written_dirs(container: &Container) -> [PathBuf; 3] {
+    let state = Record::dir_of(&container.root, &container.id);
+    [state, container.bundle.clone(), container.bundle.join("agentsbx/execs")]
+}
+
+/// The temporary files that killed processes left of a container.
+pub fn litter(container: &Container) -> Result<Vec<PathBuf>, OpsError> {
+    let mut found = Vec::new();
+    for dir in written_dirs(container) {
+        let left = durable::litter(&dir);
+        found.extend(left.map_err(|source| OpsError::File { doing: "list", path: dir, source })?);
+    }
+    Ok(found)
+}
+
+/// Removes them: how many there were.
+pub fn sweep(container: &Container) -> Result<usize, OpsError> {
+    let mut swept = 0;
+    for dir in written_dirs(container) {
+        swept += durable::sweep(&dir).map_err(|source| OpsError::File { doing: "clean up", path: dir, source })?;
+    }
+    Ok(swept)
+}
+
+/// How long a container that is gone is waited for: whoever deletes it waits for its execs before he drops its history.
+const DELETE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Containers whose history [`all`] would drop. Where there seem to be some, it waits until nobody can be deleting them.
+pub fn gone(store: &Store) -> Result<Vec<Container>, OpsError> {
+    let begun = Instant::now();
+    let mut gone = store.containers()?;
+    loop {
+        let live = store.containers()?;
+        let mut left = Vec::new();
+        for container in gone {
+            // One whose record can't be read is not gone.
+            if live.contains(&container) && is_gone(&container).unwrap_or(false) {
+                left.push(container);
+            }
+        }
+        if left.is_empty() || begun.elapsed() > DELETE_PATIENCE {
+            return Ok(left);
+        }
+        gone = left;
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Whether the runtime's state of a container is gone (after a reboot, or a kill -9 in the middle of `delete`), or is of
@@ -134,6 +203,12 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     for released in finished.released {
         store.delete_layer(released)?;
     }
+    if let Some(layer) = &record.layer {
+        // Litter in a layer's own directory goes with the layer at the latest.
+        let _ = durable::sweep(&store.layer_dir(layer));
+    }
+    // `recover` tells of what could not be swept.
+    let _ = sweep(&container);
     if container.removed_ns.is_none()
         && let Err(err) = publish::decided(store, &container, &record.id)
     {

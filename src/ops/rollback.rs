@@ -13,14 +13,14 @@ const RESET_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Moves HEAD.
 pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Rollback, OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_free(container)?;
     let target = store.resolve(container.key, revision)?;
     move_head(&store, &container, || store.rollback(container.key, target))
 }
 
 /// Kills every exec of the container and goes back to generation 0: how many were killed.
 pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_free(container)?;
     let running = store.running(container.key)?;
     for exec in &running {
         members::kill(&exec.cgroups, KILL_PATIENCE)?;

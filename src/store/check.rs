@@ -1,7 +1,10 @@
 //! Integrity: whether the database is sound and every invariant of docs/on-disk-format.md holds.
 
+use std::collections::HashMap;
+
 use rusqlite::Connection;
 
+use crate::error::{Classify, Kind};
 use crate::id::LayerId;
 
 use super::error::DbContext;
@@ -17,9 +20,12 @@ pub struct Finding {
     pub what: String,
 }
 
+const STRUCTURE: &str = "SQLite's own structure";
+const QUICK: &str = "SELECT quick_check FROM pragma_quick_check WHERE quick_check <> 'ok'";
+const WHOLE: &str = "SELECT integrity_check FROM pragma_integrity_check WHERE integrity_check <> 'ok'";
+
 /// Each query yields one text for each row that breaks the invariant.
 const INVARIANTS: &[(&str, &str)] = &[
-    ("SQLite's own structure", "SELECT quick_check FROM pragma_quick_check WHERE quick_check <> 'ok'"),
     (
         "rows refer to containers that exist",
         "SELECT \"table\" || ' row ' || coalesce(rowid, '?') FROM pragma_foreign_key_check",
@@ -43,6 +49,12 @@ const INVARIANTS: &[(&str, &str)] = &[
         "no generation's number is above the last one given out",
         "SELECT 'container ' || c.id || ': ' || g.number FROM generations g JOIN containers c ON c.key = g.container
              WHERE g.number > c.last_generation",
+    ),
+    (
+        "each number that was given out is a generation",
+        "SELECT 'container ' || id || ': ' || last_generation || ' numbers, ' || n || ' generations' FROM
+             (SELECT *, (SELECT count(*) FROM generations WHERE container = c.key) n FROM containers c)
+             WHERE n <> last_generation",
     ),
     (
         "a squash's ends exist",
@@ -71,7 +83,8 @@ const INVARIANTS: &[(&str, &str)] = &[
     (
         "an exec that ended has its end and its event",
         "SELECT 'exec ' || id FROM execs e WHERE disposition IS NOT NULL AND (finished_ns IS NULL OR event IS NULL
-             OR NOT EXISTS(SELECT 1 FROM events WHERE seq = e.event AND kind = 'exec'))",
+             OR (event > (SELECT base_seq FROM chain)
+                 AND NOT EXISTS(SELECT 1 FROM events WHERE seq = e.event AND kind = 'exec')))",
     ),
     (
         "a removed container stays only while execs of it run",
@@ -84,33 +97,166 @@ const INVARIANTS: &[(&str, &str)] = &[
     ),
 ];
 
+/// A generation, by its container's key and its number.
+type Place = (i64, i64);
+
 impl Store {
     /// Looks for everything that must not be: damage of the database, broken invariants, layers without a directory, a
     /// broken event log. An empty list means that all is well.
     pub fn check(&self) -> Result<Vec<Finding>, StoreError> {
+        self.check_with(QUICK)
+    }
+
+    /// The same with every index and every page of the database: slower where it is large.
+    pub fn check_whole(&self) -> Result<Vec<Finding>, StoreError> {
+        self.check_with(WHOLE)
+    }
+
+    /// Fails if the rows can't be relied on: SQLite's structure is damaged, or an invariant that they have among
+    /// themselves is broken. What nobody seems to need may be needed then.
+    pub fn require_sound(&self) -> Result<(), StoreError> {
+        match self.broken_rows(WHOLE)?.into_iter().next() {
+            Some(Finding { invariant, what }) => {
+                Err(StoreError::Damaged { what: format!("{what}; it must be that {invariant}") })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn broken_rows(&self, structure: &'static str) -> Result<Vec<Finding>, StoreError> {
         let mut findings = Vec::new();
-        for (invariant, sql) in INVARIANTS {
-            let broken = texts(&self.conn, sql)?;
-            findings.extend(broken.into_iter().map(|what| Finding { invariant, what }));
-        }
-        for layer in reachable(&self.conn)? {
-            let invariant = "a layer that a row names has its directories";
-            match layer.parse::<LayerId>() {
-                Ok(id) if self.upper(&id).is_dir() && self.work(&id).is_dir() => {}
-                // It may have been released and deleted since we read the rows.
-                Ok(_) if !reachable(&self.conn)?.contains(&layer) => {}
-                Ok(_) | Err(_) => findings.push(Finding { invariant, what: layer }),
+        for (invariant, sql) in [(STRUCTURE, structure)].iter().chain(INVARIANTS) {
+            match texts(&self.conn, sql) {
+                Ok(broken) => findings.extend(broken.into_iter().map(|what| Finding { invariant, what })),
+                // What can't be read because of damage is damage.
+                Err(err) => findings.push(Finding { invariant, what: damage(err)? }),
             }
         }
-        match self.verify_events() {
-            Ok(_) => {}
-            Err(StoreError::Audit(e)) => {
-                findings.push(Finding { invariant: "the event log is unbroken", what: e.to_string() });
+        let told: [(_, fn(&Connection) -> _); 2] = [
+            ("a generation is what the event log says of it", untold_generations),
+            ("a container is what the event log says of it", untold_containers),
+        ];
+        for (invariant, look) in told {
+            match self.read("check", look) {
+                Ok(broken) => findings.extend(broken.into_iter().map(|what| Finding { invariant, what })),
+                Err(err) => findings.push(Finding { invariant, what: damage(err)? }),
             }
-            Err(e) => return Err(e),
         }
         Ok(findings)
     }
+
+    fn check_with(&self, structure: &'static str) -> Result<Vec<Finding>, StoreError> {
+        let mut findings = self.broken_rows(structure)?;
+        match reachable(&self.conn) {
+            Ok(layers) => {
+                for layer in layers {
+                    self.check_layer(layer, &mut findings)?;
+                }
+            }
+            Err(err) => findings.push(Finding { invariant: STRUCTURE, what: damage(err)? }),
+        }
+        let invariant = "the event log is unbroken";
+        match self.verify_events() {
+            Ok(_) => {}
+            Err(StoreError::Audit(e)) => findings.push(Finding { invariant, what: e.to_string() }),
+            Err(err) => findings.push(Finding { invariant, what: damage(err)? }),
+        }
+        Ok(findings)
+    }
+
+    fn check_layer(&self, layer: String, findings: &mut Vec<Finding>) -> Result<(), StoreError> {
+        let invariant = "a layer that a row names has its directories";
+        match layer.parse::<LayerId>() {
+            Ok(id) if self.upper(&id).is_dir() && self.work(&id).is_dir() => {}
+            // It may have been released and deleted since we read the rows.
+            Ok(_) if !reachable(&self.conn)?.contains(&layer) => {}
+            Ok(_) | Err(_) => findings.push(Finding { invariant, what: format!("layer {layer}") }),
+        }
+        Ok(())
+    }
+}
+
+/// What a failure says of the data; a failure that is none of the data's is one of checking.
+fn damage(err: StoreError) -> Result<String, StoreError> {
+    if err.kind() == Kind::Corrupt { Ok(err.to_string()) } else { Err(err) }
+}
+
+/// The generations of which the event log says something else, or should say something and does not.
+fn untold_generations(tx: &Connection) -> Result<Vec<String>, StoreError> {
+    const OP: &str = "check";
+    let base: i64 = tx.query_row("SELECT base_seq FROM chain", [], |row| row.get(0)).during(OP)?;
+    let mut told: HashMap<Place, (Option<String>, Option<String>)> = HashMap::new();
+    let mut select = tx
+        .prepare(
+            "SELECT container, payload ->> '$.generation', payload ->> '$.layer', payload ->> '$.digest' FROM events
+             WHERE kind IN ('exec', 'commit') AND json_valid(payload) AND payload ->> '$.generation' IS NOT NULL",
+        )
+        .during(OP)?;
+    let mut rows = select.query([]).during(OP)?;
+    while let Some(row) = rows.next().during(OP)? {
+        let read = || Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?)));
+        let (place, what) = read().during(OP)?;
+        told.insert(place, what);
+    }
+    let mut broken = Vec::new();
+    let mut select = tx
+        .prepare("SELECT c.id, g.container, g.number, g.layer, g.digest FROM generations g JOIN containers c ON c.key = g.container")
+        .during(OP)?;
+    let mut rows = select.query([]).during(OP)?;
+    while let Some(row) = rows.next().during(OP)? {
+        let read = || {
+            let id: String = row.get(0)?;
+            let place: Place = (row.get(1)?, row.get(2)?);
+            let is: (Option<String>, Option<String>) = (row.get(3)?, row.get(4)?);
+            Ok((id, place, is))
+        };
+        let (id, place, is) = read().during(OP)?;
+        let why = match told.get(&place) {
+            Some(told) if *told != is => "its layer or digest is another one",
+            // Its event may be among those that retention has dropped.
+            None if base == 0 => "no event tells of it",
+            _ => continue,
+        };
+        broken.push(format!("container {id}: generation {}: {why}", place.1));
+    }
+    Ok(broken)
+}
+
+/// The same for containers: their ids and places.
+fn untold_containers(tx: &Connection) -> Result<Vec<String>, StoreError> {
+    const OP: &str = "check";
+    let base: i64 = tx.query_row("SELECT base_seq FROM chain", [], |row| row.get(0)).during(OP)?;
+    let mut select = tx
+        .prepare(
+            "SELECT c.key, c.id, c.root, c.bundle, c.rootfs, e.container_id, e.payload FROM containers c
+             LEFT JOIN events e ON e.container = c.key AND e.kind <> 'exec' AND e.kind = 'container-created'",
+        )
+        .during(OP)?;
+    let mut rows = select.query([]).during(OP)?;
+    let mut broken = Vec::new();
+    while let Some(row) = rows.next().during(OP)? {
+        let read = || {
+            let place = |n| -> rusqlite::Result<String> {
+                Ok(String::from_utf8_lossy(row.get_ref(n)?.as_blob()?).into_owned())
+            };
+            let is: [String; 3] = [place(2)?, place(3)?, place(4)?];
+            let told: (Option<String>, Option<String>) = (row.get(5)?, row.get(6)?);
+            Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, is, told))
+        };
+        let (key, id, is, told) = read().during(OP)?;
+        let why = match told {
+            (Some(told_id), Some(payload)) => {
+                let payload: serde_json::Value = serde_json::from_str(&payload).unwrap_or_default();
+                let same = ["root", "bundle", "rootfs"].iter().zip(&is).all(|(name, is)| payload[name] == is.as_str());
+                if same && told_id == id { continue } else { "its id or place is another one" }
+            }
+            // Its event may be among those that retention has dropped.
+            _ if base > 0 => continue,
+            _ => "no event tells of it",
+        };
+        broken.push(format!("container {id} ({key}): {why}"));
+    }
+    Ok(broken)
 }
 
 fn texts(conn: &Connection, sql: &str) -> Result<Vec<String>, StoreError> {

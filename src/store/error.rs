@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
 use crate::audit::AuditError;
 use crate::error::{Classify, Kind};
 use crate::id::{ExecId, Generation};
@@ -47,15 +50,6 @@ pub enum StoreError {
         /// Its permission bits.
         mode: u32,
     },
-    /// There is no store where one was looked for; only making a container makes one.
-    #[error(
-        "there is no store at {}: no container was made with it yet; if one was, it was with another --store, \
-         AGENTSBX_STORE or configuration", path.display()
-    )]
-    Missing {
-        /// The store's root.
-        path: PathBuf,
-    },
     /// A newer program wrote the store.
     #[error(
         "the store's database {} has format {found}; this agentsbx knows formats up to {known}: use the newer agentsbx",
@@ -83,9 +77,43 @@ pub enum StoreError {
         /// The database.
         path: PathBuf,
     },
+    /// The database is empty or was not there, and yet the store has layers.
+    #[error(
+        "the database {} is empty or was lost, but the store has layers: put db.sqlite and db.sqlite-wal back, or move \
+         the store away", path.display()
+    )]
+    Emptied {
+        /// The database.
+        path: PathBuf,
+    },
+    /// There is no store where one was looked for; only making a container makes one.
+    #[error(
+        "there is no store at {}: no container was made with it yet; if one was, it was with another --store, \
+         AGENTSBX_STORE or configuration", path.display()
+    )]
+    NoStore {
+        /// The store's root.
+        path: PathBuf,
+    },
+    /// What is to be deleted can't be told from a database that is damaged.
+    #[error("the store's database is damaged ({what}), so nothing is deleted: see `agentsbx fsck`")]
+    Damaged {
+        /// The first damage.
+        what: String,
+    },
     /// The database refused an operation; [`Classify::kind`] tells full, read-only, damaged and the rest apart.
     #[error("store database: {op}: {}{}", source, hint(source))]
     Database {
+        /// The operation.
+        op: &'static str,
+        /// SQLite's error.
+        source: rusqlite::Error,
+    },
+    /// As above, while the store was being opened.
+    #[error("the store's database {}: {op}: {}{}", path.display(), source, hint(source))]
+    Open {
+        /// The database.
+        path: PathBuf,
         /// The operation.
         op: &'static str,
         /// SQLite's error.
@@ -201,6 +229,9 @@ fn hint(err: &rusqlite::Error) -> &'static str {
         Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
             " (db.sqlite in the store is damaged: restore it, or move it away)"
         }
+        Some(Code::CannotOpen | Code::SystemIoFailure) => {
+            " (see what is at db.sqlite in the store, and what its disk says)"
+        }
         Some(Code::DatabaseBusy | Code::DatabaseLocked) => " (another process held the store for too long)",
         _ => "",
     }
@@ -218,15 +249,15 @@ impl Classify for StoreError {
             // A row that holds what we can't have written.
             E::Database { source: rusqlite::Error::FromSqlConversionFailure(..), .. }
             | E::Database { source: rusqlite::Error::InvalidColumnType(..), .. } => Kind::Corrupt,
-            E::Database { source, .. } => match source.sqlite_error_code() {
+            E::Database { source, .. } | E::Open { source, .. } => match source.sqlite_error_code() {
                 Some(Code::DiskFull | Code::OutOfMemory) => Kind::Exhausted,
                 Some(Code::ReadOnly | Code::PermissionDenied) => Kind::Denied,
                 Some(Code::DatabaseCorrupt | Code::NotADatabase) => Kind::Corrupt,
                 Some(Code::DatabaseBusy | Code::DatabaseLocked) => Kind::WrongState,
                 _ => Kind::System,
             },
-            E::Audit(_) => Kind::Corrupt,
-            E::Missing { .. }
+            E::Audit(_) | E::Emptied { .. } | E::Damaged { .. } => Kind::Corrupt,
+            E::NoStore { .. }
             | E::ContainerNotFound { .. }
             | E::ContainerRemoved { .. }
             | E::ExecNotFound { .. }
@@ -237,6 +268,16 @@ impl Classify for StoreError {
             }
             E::ExecEnded { .. } | E::NotHeld { .. } | E::NoLayer { .. } => Kind::WrongState,
             E::HeadMoved { .. } => Kind::Conflict,
+        }
+    }
+}
+
+impl StoreError {
+    /// The same with the database's path, where it is about the database.
+    pub(super) fn of_database(self, path: &std::path::Path) -> StoreError {
+        match self {
+            StoreError::Database { op, source } => StoreError::Open { path: path.to_owned(), op, source },
+            other => other,
         }
     }
 }
@@ -252,6 +293,17 @@ impl<T, E: Into<io::Error>> IoContext<T> for Result<T, E> {
     }
 }
 
+/// SQLite says "unable to open database file" where a process has no descriptors left.
+fn out_of_descriptors(err: &rusqlite::Error) -> Option<io::Error> {
+    if err.sqlite_error_code() != Some(rusqlite::ErrorCode::CannotOpen) {
+        return None;
+    }
+    // As many as SQLite has open at once: the database, its log, the log's index.
+    let open = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let probe: Result<Vec<_>, Errno> = (0..3).map(|_| open()).collect();
+    probe.err().filter(|e| [Errno::MFILE, Errno::NFILE].contains(e)).map(Into::into)
+}
+
 /// Names the operation of a database error.
 pub(super) trait DbContext<T> {
     fn during(self, op: &'static str) -> Result<T, StoreError>;
@@ -259,6 +311,9 @@ pub(super) trait DbContext<T> {
 
 impl<T> DbContext<T> for rusqlite::Result<T> {
     fn during(self, op: &'static str) -> Result<T, StoreError> {
-        self.map_err(|source| StoreError::Database { op, source })
+        self.map_err(|source| match out_of_descriptors(&source) {
+            Some(cause) => StoreError::Io { op, path: "db.sqlite".into(), source: cause },
+            None => StoreError::Database { op, source },
+        })
     }
 }

@@ -1,9 +1,9 @@
 //! The event log's rows: appended in the transaction that they tell of, listed, verified, exported.
 
-use rusqlite::{Connection, Row, params};
-use serde_json::Value;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::{Value, json};
 
-use crate::audit::{Event, Hash, Head, Verified, Verifier};
+use crate::audit::{AuditError, Break, Event, Hash, Head, Verified, Verifier};
 use crate::id::ContainerId;
 
 use super::error::DbContext;
@@ -11,6 +11,12 @@ use super::{ContainerKey, ExecRecord, Store, StoreError, number};
 
 /// The longest payload of an event, in bytes.
 const MAX_PAYLOAD: usize = 160 << 10;
+/// Of so many rows that are written, about one looks whether events are to be dropped.
+pub(super) const PRUNE_EVERY: i64 = 256;
+/// How many events are dropped at once: some milliseconds' worth.
+const PRUNE_MOST: u64 = 4096;
+/// The kind of the event that tells that older ones were dropped.
+const PRUNED: &str = "log-pruned";
 /// How many events a page of the export holds.
 const PAGE: u64 = 256;
 
@@ -72,6 +78,40 @@ pub(super) fn append(
     Ok(event.seq)
 }
 
+/// Drops the oldest events of more than `keep`. The chain then starts from the last one dropped, and an event in it tells so.
+pub(super) fn prune(tx: &Connection, keep: u64) -> Result<(), StoreError> {
+    const OP: &str = "drop old events";
+    let (base, last) = (base(tx)?, head(tx)?);
+    let excess = (last.seq - base.seq.min(last.seq)).saturating_sub(keep);
+    if keep == 0 || excess == 0 {
+        return Ok(());
+    }
+    let upto = base.seq + excess.min(PRUNE_MOST);
+    let hash: Option<[u8; 32]> = tx
+        .prepare_cached("SELECT hash FROM events WHERE seq = ?")
+        .and_then(|mut s| s.query_row([number(upto)], |row| row.get(0)).optional())
+        .during(OP)?;
+    // A log that is damaged is kept as it is.
+    let Some(hash) = hash.map(Hash) else { return Ok(()) };
+    tx.prepare_cached("DELETE FROM events WHERE seq <= ?").and_then(|mut s| s.execute([number(upto)])).during(OP)?;
+    tx.prepare_cached("UPDATE chain SET base_seq = ?, base_hash = ?")
+        .and_then(|mut s| s.execute(params![number(upto), hash.0]))
+        .during(OP)?;
+    let payload = json!({"upTo": upto, "hash": hash.to_string()});
+    append(tx, super::now_ns(), None, PRUNED, &payload)?;
+    Ok(())
+}
+
+fn base(conn: &Connection) -> Result<Head, StoreError> {
+    chain_end(conn, "SELECT base_seq, base_hash FROM chain")
+}
+
+/// What an event tells of the place from which the chain starts, if that is what it tells.
+fn told_base(event: &Event) -> Option<(u64, String)> {
+    let payload: Value = serde_json::from_str(&event.payload).ok().filter(|_| event.kind == PRUNED)?;
+    Some((payload["upTo"].as_u64()?, payload["hash"].as_str()?.to_owned()))
+}
+
 fn head(conn: &Connection) -> Result<Head, StoreError> {
     chain_end(conn, "SELECT last_seq, head_hash FROM chain")
 }
@@ -122,11 +162,18 @@ impl Store {
     pub fn verify_events(&self) -> Result<Verified, StoreError> {
         const OP: &str = "verify the event log";
         self.read(OP, |tx| {
-            let mut verifier = Verifier::new(chain_end(tx, "SELECT base_seq, base_hash FROM chain")?);
+            let base = base(tx)?;
+            let mut told = None;
+            let mut verifier = Verifier::new(base);
             let mut select = tx.prepare_cached(&format!("SELECT {COLUMNS} FROM events ORDER BY seq")).during(OP)?;
             let mut rows = select.query([]).during(OP)?;
             while let Some(row) = rows.next().during(OP)? {
-                verifier.push(&from_row(row).during(OP)?)?;
+                let event = from_row(row).during(OP)?;
+                verifier.push(&event)?;
+                told = told_base(&event).or(told);
+            }
+            if base.seq > 0 && told != Some((base.seq, base.hash.to_string())) {
+                return Err(AuditError { seq: base.seq, what: Break::Base }.into());
             }
             Ok(verifier.finish(head(tx)?)?)
         })

@@ -230,7 +230,7 @@ impl Store {
 fn trim(tx: &Connection, key: ContainerKey, max: u64) -> Result<u64, StoreError> {
     tx.prepare_cached(
         "DELETE FROM execs WHERE seq IN (
-             SELECT seq FROM execs WHERE container = ? AND disposition IN ('empty', 'discarded')
+             SELECT seq FROM execs WHERE container = ? AND disposition IN ('empty', 'discarded', 'shared')
              ORDER BY seq DESC LIMIT -1 OFFSET ?)",
     )
     .and_then(|mut s| s.execute(params![key.0, number(max)]))

@@ -42,6 +42,18 @@ pub enum Garbage {
     CommitLock(ContainerKey),
 }
 
+impl std::fmt::Display for Garbage {
+    /// For people; a name in the trash may hold anything.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Garbage::Layer(layer) => write!(f, "layer {layer}"),
+            Garbage::Trash(name) => write!(f, "trash {}", name.to_string_lossy()),
+            Garbage::ExecLock(exec) => write!(f, "lock of exec {exec}"),
+            Garbage::CommitLock(key) => write!(f, "commit lock of container {}", key.0),
+        }
+    }
+}
+
 impl Garbage {
     /// Why it may go.
     pub fn reason(&self) -> &'static str {
@@ -67,6 +79,9 @@ pub struct GcPlan {
     pub foreign: Vec<OsString>,
     /// Layers that a row names but that have no directory: damage, for `check` to report.
     pub missing: Vec<LayerId>,
+    /// Layers that were sealed, and of which neither a row nor the event log tells: a database that has lost its newest
+    /// rows looks like this (a damaged log, an older copy put in its place). Never deleted.
+    pub unknown: Vec<LayerId>,
 }
 
 /// What a collection did.
@@ -106,6 +121,8 @@ impl Store {
                 Err(e) => return Err(e).at("lock", &dir),
             }
         }
+        plan.unknown = self.unknown(&plan.delete)?;
+        plan.delete.retain(|garbage| !matches!(garbage, Garbage::Layer(layer) if plan.unknown.contains(layer)));
         plan.delete.extend(trash.into_iter().map(Garbage::Trash));
         for name in locks {
             let Some(garbage) = lock_of(&name) else {
@@ -118,20 +135,49 @@ impl Store {
                 Garbage::Layer(_) | Garbage::Trash(_) => true,
             };
             let path = self.locks_dir().join(&name);
-            if !used && LockFile::is_free(&path).at("lock", &path)? {
+            // One that is gone by now was let go of by its owner.
+            if !used && LockFile::is_free(&path).at("lock", &path)? && path.symlink_metadata().is_ok() {
                 plan.delete.push(garbage);
             }
         }
         for layer in &reachable {
             match layer.parse::<LayerId>() {
                 Ok(id) if layers.contains(&id) || self.layer_dir(&id).exists() => {}
-                Ok(id) => plan.missing.push(id),
+                // Not if it was released and deleted since we read the rows.
+                Ok(id) if self::reachable(&self.conn)?.contains(layer) => plan.missing.push(id),
+                Ok(_) => {}
                 // `check` reports ids that are none.
                 Err(_) => {}
             }
         }
         plan.foreign = foreign;
         Ok(plan)
+    }
+
+    /// Of layers without a row, those that have a list of what they touch and that no event tells of. An exec's end is an
+    /// event, and such a list is made just before it; what ended before the oldest event is not judged.
+    fn unknown(&self, garbage: &[Garbage]) -> Result<Vec<LayerId>, StoreError> {
+        let sealed = |garbage: &Garbage| match garbage {
+            Garbage::Layer(layer) => self.layer_dir(layer).join("touched").symlink_metadata().is_ok().then_some(*layer),
+            _ => None,
+        };
+        let mut unknown: Vec<LayerId> = garbage.iter().filter_map(sealed).collect();
+        if unknown.is_empty() {
+            return Ok(unknown);
+        }
+        let oldest: Option<i64> = self
+            .conn
+            .query_row("SELECT min(time_ns) FROM events", [], |row| row.get(0))
+            .during("read the event log")?;
+        let told = column::<String>(
+            &self.conn,
+            "SELECT coalesce(payload ->> '$.layer', '') FROM events WHERE kind = 'exec' AND json_valid(payload)",
+        )?;
+        let told: BTreeSet<String> = told.into_iter().collect();
+        unknown.retain(|layer| {
+            !told.contains(&layer.to_string()) && oldest.is_none_or(|oldest| layer.made_ms() >= oldest / 1_000_000)
+        });
+        Ok(unknown)
     }
 
     /// Deletes what the plan names, as far as it is still garbage. Goes on after what can't be deleted.
@@ -221,7 +267,7 @@ pub(super) fn column<T: rusqlite::types::FromSql>(conn: &Connection, sql: &str) 
         .during("read what is reachable")
 }
 
-fn names(dir: &Path) -> Result<Vec<OsString>, StoreError> {
+pub(super) fn names(dir: &Path) -> Result<Vec<OsString>, StoreError> {
     let mut names = std::fs::read_dir(dir)
         .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<Vec<_>>>())
         .at("list", dir)?;

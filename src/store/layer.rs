@@ -94,7 +94,12 @@ impl Store {
             durable::make_dir(&dir, 0o700).at("mkdir", &dir)?;
             let lock = match open_dir(&dir) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                other => other.at("open", &dir)?,
+                Err(e) => {
+                    // What is not removed here is garbage for the collector.
+                    let _ = rustix::fs::rmdir(&dir);
+                    return Err(e).at("open", &dir);
+                }
+                Ok(lock) => lock,
             };
             let free = match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => false,

@@ -11,23 +11,32 @@ use super::{ContainerKey, ExecRecord, Store, StoreError, exec};
 
 /// Held by an exec's supervisor from before its row is made until after it has ended.
 #[derive(Debug)]
-#[must_use = "the exec counts as abandoned when the lock is dropped"]
+#[must_use = "an exec that has not ended counts as abandoned when the lock is dropped"]
 pub struct ExecLock {
-    lock: LockFile,
+    /// Taken out only at its end.
+    lock: Option<LockFile>,
 }
 
 impl ExecLock {
     /// Takes the lock of a new exec. The descriptor is close-on-exec.
     pub fn create(store: &Store, exec: &ExecId) -> Result<ExecLock, StoreError> {
         let path = store.exec_lock_path(exec);
-        Ok(ExecLock { lock: LockFile::lock(&path).at("lock", &path)? })
+        Ok(ExecLock { lock: Some(LockFile::lock(&path).at("lock", &path)?) })
     }
 
-    /// Removes the lock: to be called when the exec's end is recorded. Merely dropped, its file stays for the
-    /// collector.
-    pub fn release(self) -> Result<(), StoreError> {
-        let path = self.lock.path().to_owned();
-        self.lock.unlink().at("unlink", &path)
+    /// Removes the lock: to be called when the exec's end is recorded. Merely dropped, it is removed too, and a failure
+    /// is not told.
+    pub fn release(mut self) -> Result<(), StoreError> {
+        let Some(lock) = self.lock.take() else { return Ok(()) };
+        let path = lock.path().to_owned();
+        lock.unlink().at("unlink", &path)
+    }
+}
+
+impl Drop for ExecLock {
+    fn drop(&mut self) {
+        // A file that stays is for the collector.
+        let _ = self.lock.take().map(LockFile::unlink);
     }
 }
 

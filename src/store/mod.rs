@@ -16,6 +16,7 @@ pub mod gc;
 mod generation;
 mod layer;
 mod lock;
+mod look;
 mod room;
 mod schema;
 #[cfg(test)]
@@ -45,6 +46,7 @@ pub use finish::{Ending, Finished, Outcome};
 pub use generation::{CommitInfo, GenerationRow, Lower, Rollback, Squash};
 pub use layer::{Released, StagedLayer};
 pub use lock::{Abandoned, CommitLock, ExecLock};
+pub use look::Leftovers;
 
 use error::{DbContext, IoContext};
 
@@ -74,6 +76,9 @@ pub struct Store {
     root: PathBuf,
     layers: PathBuf,
     conn: Connection,
+    /// See [`room::is_fragile`].
+    fragile: bool,
+    keep_events: u64,
 }
 
 /// The time now, in nanoseconds since 1970 UTC.
@@ -101,19 +106,25 @@ impl Store {
 
     /// Opens the store at `root` if there is one, as [`Store::open`] does.
     pub fn open_existing(root: &Path) -> Result<Store, StoreError> {
-        match rustix::fs::stat(root.join(DATABASE)) {
-            Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
-                Err(StoreError::Missing { path: root.to_owned() })
-            }
-            // What else is wrong with it shows when it is opened.
-            _ => Store::open(root),
-        }
+        require_there(root)?;
+        Store::open(root)
     }
 
     /// Opens the store at `root`, making what is missing (with its parents) and migrating an older format.
     ///
     /// Fails if the file system can't hold overlay layers, the directory is open to others, or the format is newer.
     pub fn open(root: &Path) -> Result<Store, StoreError> {
+        Store::open_for(root, room::For::Work)
+    }
+
+    /// Opens the store at `root`, if there is one, for who is about to free space: on a full file system the last reserve is
+    /// given up for it.
+    pub fn open_to_free(root: &Path) -> Result<Store, StoreError> {
+        require_there(root)?;
+        Store::open_for(root, room::For::Freeing)
+    }
+
+    fn open_for(root: &Path, who: room::For) -> Result<Store, StoreError> {
         let dir = open_root(root)?;
         let fs = check_root(root, &dir)?;
         for name in ["layers", "trash", "locks"] {
@@ -122,16 +133,22 @@ impl Store {
                 Err(e) => return Err(e).at("mkdir", &root.join(name)),
             }
         }
-        room::tend(dir.as_fd(), &fs);
+        room::require(dir.as_fd(), &fs, who).at("write to", root)?;
         let path = root.join(DATABASE);
-        let mut conn = open_database(&path)?;
-        conn.set_prepared_statement_cache_capacity(64);
-        conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
-        conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
-        schema::migrate(&conn, &path, schema::MIGRATIONS)?;
-        conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={LOG_PAGES}"))
-            .during("configure")?;
-        Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn })
+        let conn = connect(&path).map_err(|err| err.of_database(&path))?;
+        Ok(Store {
+            root: root.to_owned(),
+            layers: root.join("layers"),
+            conn,
+            fragile: room::is_fragile(&fs),
+            keep_events: 0,
+        })
+    }
+
+    /// The same store with a bound for its event log: about so many events are kept; all, as at first, with 0.
+    pub fn keeping_events(mut self, keep_events: u64) -> Store {
+        self.keep_events = keep_events;
+        self
     }
 
     /// The store's root directory.
@@ -163,8 +180,13 @@ impl Store {
         op: &'static str,
         f: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        self.require_room()?;
         let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).during(op)?;
         let value = f(&tx)?;
+        // The row written last is mostly the event: by its number, as any other would do.
+        if matches!(tx.last_insert_rowid(), row if row != 0 && row % event::PRUNE_EVERY == 0) {
+            event::prune(&tx, self.keep_events)?;
+        }
         fault::step("commit").at(op, &self.root)?;
         tx.commit().during(op)?;
         Ok(value)
@@ -192,6 +214,18 @@ impl Drop for Store {
     }
 }
 
+/// The database, with what is missing in it made, ready for use.
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let mut conn = open_database(path)?;
+    conn.set_prepared_statement_cache_capacity(64);
+    conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
+    schema::migrate(&conn, path, schema::MIGRATIONS)?;
+    conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={LOG_PAGES}"))
+        .during("configure")?;
+    Ok(conn)
+}
+
 fn open_database(path: &Path) -> Result<Connection, StoreError> {
     let open = || {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -202,7 +236,17 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
             // SQLite would make it 0644, and gives its other files the mode of this one.
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o600);
-            drop(rustix::fs::open(path, flags, mode).at("create", path)?);
+            let database = rustix::fs::open(path, flags, mode).at("create", path)?;
+            if room::is_fragile(&rustix::fs::fstatfs(&database).at("statfs", path)?) {
+                // Written in place, so that a page that was written once can be written again when the disk is full. Where
+                // that can't be had, it is so.
+                for name in ["db.sqlite", "db.sqlite-wal", "db.sqlite-shm"] {
+                    if let Ok(file) = rustix::fs::open(path.with_file_name(name), flags, mode) {
+                        let _ = rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW);
+                    }
+                }
+            }
+            drop(database);
             open().during("open")
         }
         other => other.during("open"),
@@ -224,11 +268,28 @@ fn wait_for_others(attempt: i32) -> bool {
     (attempt as u64) * 1600 < BUSY_LIMIT.as_micros() as u64
 }
 
+fn open_root_if_there(root: &Path) -> Result<Option<rustix::fd::OwnedFd>, StoreError> {
+    match rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        other => other.map(Some).at("open", root),
+    }
+}
+
+/// Fails where there is no store, unless there are layers whose database is gone: that is worse.
+fn require_there(root: &Path) -> Result<(), StoreError> {
+    let path = root.join(DATABASE);
+    match rustix::fs::stat(&path) {
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if !schema::has_layers(&path) => {
+            Err(StoreError::NoStore { path: root.to_owned() })
+        }
+        // What else is wrong with it shows when it is opened.
+        _ => Ok(()),
+    }
+}
+
 fn open_root(root: &Path) -> Result<rustix::fd::OwnedFd, StoreError> {
-    let open = || rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    match open() {
-        Err(rustix::io::Errno::NOENT) => {}
-        other => return other.at("open", root),
+    if let Some(dir) = open_root_if_there(root)? {
+        return Ok(dir);
     }
     if let Some(parent) = root.parent() {
         std::fs::create_dir_all(parent).at("mkdir", parent)?;
@@ -237,7 +298,7 @@ fn open_root(root: &Path) -> Result<rustix::fd::OwnedFd, StoreError> {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e).at("mkdir", root),
         _ => {}
     }
-    open().at("open", root)
+    open_root_if_there(root)?.ok_or_else(|| StoreError::NoStore { path: root.to_owned() })
 }
 
 /// File systems that overlayfs refuses as upper, or on which SQLite's locks and shared memory can't be relied on.

@@ -25,7 +25,7 @@ pub(super) fn is_current(header: &[u8; HEADER]) -> bool {
 }
 
 /// Step N (from 0) takes format N to N + 1.
-pub(super) const MIGRATIONS: &[&str] = &[V1];
+pub(super) const MIGRATIONS: &[&str] = &[V1, V2];
 
 const V1: &str = "
 CREATE TABLE containers(
@@ -111,15 +111,26 @@ CREATE TABLE chain(
 INSERT INTO chain VALUES(1, 0, zeroblob(32), 0, zeroblob(32));
 ";
 
+/// Rows of execs without a layer are bounded too: health checks of a container with a read-only root make nothing else.
+const V2: &str = "
+DROP INDEX execs_light;
+CREATE INDEX execs_light ON execs(container) WHERE disposition IN ('empty', 'discarded', 'shared');
+";
+
 /// Brings the database to the newest format of `steps`, or says why not. One pragma where there is nothing to do.
 pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<(), StoreError> {
     let known = steps.len() as i64;
     let version = user_version(conn)?;
+    // Other applications count from 1 too.
+    if version != 0 && application_id(conn)? != APPLICATION_ID {
+        return Err(StoreError::NotOurs { path: path.to_owned() });
+    }
     if version == known {
         return Ok(());
     }
     refuse_newer(path, version, known)?;
     if version == 0 {
+        refuse_used(conn, path)?;
         let mode = switch_to_wal(conn)?;
         if mode != "wal" {
             return Err(StoreError::NoWal { path: path.to_owned(), mode });
@@ -131,18 +142,8 @@ pub(super) fn migrate(conn: &Connection, path: &Path, steps: &[&str]) -> Result<
     let version = user_version(&tx)?;
     refuse_newer(path, version, known)?;
     if version == 0 {
-        let tables: i64 =
-            tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).during("read the schema")?;
-        if tables != 0 {
-            return Err(StoreError::NotOurs { path: path.to_owned() });
-        }
+        refuse_used(&tx, path)?;
         tx.pragma_update(None, "application_id", APPLICATION_ID).during("mark the database")?;
-    } else {
-        let application: i64 =
-            tx.pragma_query_value(None, "application_id", |row| row.get(0)).during("read the application id")?;
-        if application != APPLICATION_ID {
-            return Err(StoreError::NotOurs { path: path.to_owned() });
-        }
     }
     for step in steps.iter().skip(version as usize) {
         tx.execute_batch(step).during("migrate")?;
@@ -168,6 +169,44 @@ fn switch_to_wal(conn: &Connection) -> Result<String, StoreError> {
 pub(super) fn is_busy(err: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
     matches!(err.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked))
+}
+
+/// Whether a database is one of ours, of a format that can be read here; an error says what it is instead. False for one
+/// that is still being made.
+pub(super) fn is_known(conn: &Connection, path: &Path) -> Result<bool, StoreError> {
+    let version = user_version(conn)?;
+    if version == 0 {
+        return refuse_used(conn, path).map(|()| false);
+    }
+    if application_id(conn)? != APPLICATION_ID {
+        return Err(StoreError::NotOurs { path: path.to_owned() });
+    }
+    refuse_newer(path, version, MIGRATIONS.len() as i64)?;
+    Ok(true)
+}
+
+/// For a database without a version: it must be empty, and so must the store.
+fn refuse_used(conn: &Connection, path: &Path) -> Result<(), StoreError> {
+    let tables: i64 =
+        conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).during("read the schema")?;
+    if tables != 0 {
+        // Made by somebody else, or by us since we read the version.
+        return if user_version(conn)? == 0 { Err(StoreError::NotOurs { path: path.to_owned() }) } else { Ok(()) };
+    }
+    // Starting anew would make garbage of every layer there is.
+    if has_layers(path) && user_version(conn)? == 0 {
+        return Err(StoreError::Emptied { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+fn application_id(conn: &Connection) -> Result<i64, StoreError> {
+    conn.pragma_query_value(None, "application_id", |row| row.get(0)).during("read the application id")
+}
+
+/// Whether there are layers beside the database, which it should know of.
+pub(super) fn has_layers(path: &Path) -> bool {
+    std::fs::read_dir(path.with_file_name("layers")).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn refuse_newer(path: &Path, found: i64, known: i64) -> Result<(), StoreError> {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::durable::{self, fault};
@@ -23,7 +23,13 @@ const MAX_DEPTH: usize = 32;
 const MAX_RESCANS: u32 = 16;
 
 /// Moves `dir` to `trash/name` and deletes it there. A directory that is not there (any more) is no error.
+///
+/// A layer that holds nothing is removed where it is, which takes no descriptor: there may be none left.
 pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
+    if remove_empty(dir)? {
+        return Ok(());
+    }
+    let _at_work = at_work(trash)?;
     match durable::rename_to_free(dir, &trash.join(name)) {
         // Gone: somebody has moved it, perhaps we before a crash.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -32,10 +38,42 @@ pub(super) fn discard(dir: &Path, trash: &Path, name: &str) -> io::Result<()> {
     empty(trash, name)
 }
 
+/// Removes a layer if it holds nothing but the directories that it was made with, and those of overlayfs.
+fn remove_empty(dir: &Path) -> io::Result<bool> {
+    fault::step("rmdir")?;
+    for inside in ["upper", "work/index", "work/work", "work", "."] {
+        let path = if inside == "." { dir.to_owned() } else { dir.join(inside) };
+        match rustix::fs::rmdir(&path) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if inside != "." => {}
+            Err(Errno::NOENT) => return Ok(true),
+            // It holds something, or somebody else's way of deleting has better words for what is wrong.
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+/// A shared lock on the trash, by which others see that what is in it may be on its way out ([`is_idle`]).
+fn at_work(trash: &Path) -> io::Result<OwnedFd> {
+    let fd = open_dir(trash)?;
+    durable::flock(&fd, FlockOperation::LockShared)?;
+    Ok(fd)
+}
+
+/// Whether nobody is deleting: what is in the trash then was left by somebody who was killed.
+pub(super) fn is_idle(trash: &Path) -> io::Result<bool> {
+    match durable::flock(open_dir(trash)?, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// Deletes the file or tree `trash/name`. Goes on after an entry that can't be deleted and returns the first error.
 pub(super) fn empty(trash: &Path, name: impl AsRef<OsStr>) -> io::Result<()> {
     fault::step("delete tree")?;
-    let trash = open_dir(trash)?;
+    let trash = at_work(trash)?;
     let name = CString::new(name.as_ref().as_bytes())?;
     let mut deletion = Deletion { trash: &trash, pending: vec![name], first_error: None };
     while let Some(name) = deletion.pending.pop() {
@@ -286,6 +324,19 @@ mod tests {
             }
         });
         assert!(is_empty(trash.path()));
+    }
+
+    #[test]
+    fn what_holds_nothing_goes_without_descriptors_and_what_holds_something_is_left() {
+        let dir = trash();
+        let layer = dir.path().join("layer");
+        let made = |inside: &[&str]| inside.iter().for_each(|path| std::fs::create_dir_all(layer.join(path)).unwrap());
+        made(&["upper", "work/work", "work/index"]);
+        assert!(remove_empty(&layer).unwrap() && !layer.exists());
+        assert!(remove_empty(&layer).unwrap());
+        made(&["upper/d", "work/work"]);
+        assert!(!remove_empty(&layer).unwrap());
+        assert!(layer.join("upper/d").is_dir() && layer.join("work/work").is_dir());
     }
 
     #[test]

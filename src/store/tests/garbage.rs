@@ -4,6 +4,11 @@ use super::super::gc::{Garbage, GcPlan};
 use super::*;
 use crate::terms::Disposition;
 
+/// The lock file of an exec whose supervisor was killed.
+fn left_by_a_kill(store: &Store, exec: &ExecId) {
+    durable::replace(&store.exec_lock_path(exec), b"", 0o600).unwrap();
+}
+
 fn collect(store: &Store) -> gc::GcReport {
     store.execute_gc(&store.plan_gc().unwrap()).unwrap()
 }
@@ -35,7 +40,7 @@ fn only_what_is_unreachable_goes() {
     std::fs::create_dir(f.root().join("layers/lost+found")).unwrap();
     std::fs::create_dir(f.root().join("layers").join(LayerId::new().to_string().to_lowercase())).unwrap();
     let dead = ExecId::new();
-    drop(ExecLock::create(s, &dead).unwrap());
+    left_by_a_kill(s, &dead);
     drop(s.commit_lock(ContainerKey(99)).unwrap());
     drop(s.commit_lock(key).unwrap());
     durable::replace(&f.root().join("locks/README"), b"", 0o600).unwrap();
@@ -61,6 +66,41 @@ fn only_what_is_unreachable_goes() {
     drop(lock);
 }
 
+/// A damaged write-ahead log takes the newest rows along, and then every layer that they told of was garbage.
+#[test]
+fn layers_whose_rows_were_lost_are_left_alone() {
+    let f = fixture();
+    let s = &f.store;
+    let key = s.add_container(&new_container("c")).unwrap();
+    commit(s, key);
+    let sealed = |s: &Store, key| {
+        let staged = s.create_layer().unwrap();
+        let exec = new_exec(Some(staged.id()));
+        s.begin_exec(key, &exec).unwrap();
+        let layer = staged.keep();
+        s.write_touched(&layer, b"x").unwrap();
+        (exec.id, layer)
+    };
+    let (discarded, left) = sealed(s, key);
+    let _ = s.finish_exec(key, &discarded, &outcome(Ending::Discard)).unwrap();
+    let before = f.dir.path().join("before");
+    s.conn.execute("VACUUM INTO ?", [before.to_str().unwrap()]).unwrap();
+    let (exec, lost) = sealed(s, key);
+    assert!(s.finish_exec(key, &exec, &outcome(commit_on(Generation(1)))).unwrap().generation.is_some());
+    assert_eq!(s.plan_gc().unwrap().delete, [Garbage::Layer(left)], "its event tells that it was dropped");
+    let root = f.root();
+    drop(f.store);
+    for name in ["db.sqlite-wal", "db.sqlite-shm"] {
+        std::fs::remove_file(root.join(name)).unwrap();
+    }
+    let status = std::process::Command::new("cp").arg(&before).arg(root.join("db.sqlite")).status();
+    assert!(status.unwrap().success());
+    let s = Store::open(&root).unwrap();
+    let plan = s.plan_gc().unwrap();
+    assert_eq!((&plan.delete[..], &plan.unknown[..]), (&[Garbage::Layer(left)][..], &[lost][..]));
+    assert!(s.execute_gc(&plan).unwrap().failed.is_empty() && s.upper(&lost).is_dir());
+}
+
 #[test]
 fn what_came_into_use_after_the_plan_is_left_alone() {
     let f = fixture();
@@ -68,7 +108,7 @@ fn what_came_into_use_after_the_plan_is_left_alone() {
     let key = s.add_container(&new_container("c")).unwrap();
     let layer = s.create_layer().unwrap().keep();
     let exec = ExecId::new();
-    drop(ExecLock::create(s, &exec).unwrap());
+    left_by_a_kill(s, &exec);
     let plan = s.plan_gc().unwrap();
     assert_eq!(plan.delete.len(), 2);
     s.begin_exec(key, &NewExec { id: exec, ..new_exec(Some(layer)) }).unwrap();

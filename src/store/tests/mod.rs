@@ -5,6 +5,7 @@ mod format;
 mod garbage;
 mod history;
 mod processes;
+mod retention;
 mod timing;
 
 use crate::terms::LayerMode;
