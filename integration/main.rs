@@ -7,6 +7,7 @@
 
 mod cli;
 mod ctr;
+mod diff;
 mod docker;
 mod layering;
 mod lifecycle;
