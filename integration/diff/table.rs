@@ -175,8 +175,17 @@ fn every_change_after_a_rollback_is_told_committed_and_undone() {
 fn what_comes_to_nothing_is_empty() {
     let env = Env::new();
     let quiet = [
-        "nothing", "added-and-deleted", "modified-and-back", "copied-up-as-it-is", "chmod-and-back", "xattr-and-back",
-        "moved-there-and-back", "links-opened", "touch-directory", "sparse-zeros-written-over", "rdev-anew-alike",
+        "nothing",
+        "added-and-deleted",
+        "modified-and-back",
+        "copied-up-as-it-is",
+        "chmod-and-back",
+        "xattr-and-back",
+        "moved-there-and-back",
+        "links-opened",
+        "touch-directory",
+        "sparse-zeros-written-over",
+        "rdev-anew-alike",
     ];
     let cases: Vec<Case> = all().into_iter().filter(|case| quiet.contains(&case.name.as_str())).collect();
     assert_eq!(cases.len(), quiet.len());

@@ -36,7 +36,8 @@ pub fn check(document: &Value, before: &Tree, after: &Tree, recursive: bool) -> 
     for path in truth.keys().chain(told.keys()).collect::<BTreeSet<_>>() {
         let (is, should) = (told.get(path), truth.get(path));
         if is != should {
-            let text = |told: Option<&Told>| told.map_or("nothing".to_owned(), |t| Value::Object(t.clone()).to_string());
+            let text =
+                |told: Option<&Told>| told.map_or("nothing".to_owned(), |t| Value::Object(t.clone()).to_string());
             wrong.push(format!("{}:\n    told {}\n    true {}", shown(path), text(is), text(should)));
         }
     }

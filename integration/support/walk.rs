@@ -38,11 +38,8 @@ pub struct Entry {
 impl Entry {
     /// The same but for the times of directories, which no diff tells, and for inode numbers.
     fn same_as(&self, other: &Entry) -> bool {
-        let seen = |e: &Entry| Entry {
-            mtime: if e.kind == "directory" { (0, 0) } else { e.mtime },
-            link: None,
-            ..e.clone()
-        };
+        let seen =
+            |e: &Entry| Entry { mtime: if e.kind == "directory" { (0, 0) } else { e.mtime }, link: None, ..e.clone() };
         seen(self) == seen(other)
     }
 
@@ -81,7 +78,8 @@ fn visit(dir: BorrowedFd<'_>, path: &mut Vec<u8>, device: u64, tree: &mut Tree) 
         let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).unwrap_or_else(|e| at("stat", e));
         let found = entry(dir, name, &stat);
         if found.kind == "directory" && stat.st_dev == device {
-            let inner = openat(dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).unwrap_or_else(|e| at("open", e));
+            let inner =
+                openat(dir, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).unwrap_or_else(|e| at("open", e));
             tree.insert(path.clone(), found);
             visit(inner.as_fd(), path, device, tree);
         } else {

@@ -1,6 +1,6 @@
 //! The comparison: walks the uppers, looks each entry up in the lower view, and says what differs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Stat, readlinkat};
@@ -384,18 +384,9 @@ impl Comparison<'_> {
             Err(errno) if vanished(errno) => Vec::new(),
             Err(source) => return Err(self.failed("listxattrat", lower, source)),
         };
-        if above != below {
-            let only = |these: &Xattrs, those: &Xattrs, attributes: &mut Vec<Attribute>| {
-                let differing = these.iter().filter(|pair| those.binary_search(pair).is_err());
-                attributes.extend(differing.map(|(name, _)| Attribute::of_xattr(name)));
-            };
-            only(&above, &below, &mut attributes);
-            only(&below, &above, &mut attributes);
-        }
-        attributes.sort_unstable();
-        attributes.dedup();
-        let name_len = |attribute: &Attribute| if let Attribute::Xattr(name) = attribute { name.len() } else { 0 };
-        self.spend(attributes.iter().map(name_len).sum())?;
+        // Those come first in order.
+        attributes.extend(super::xattr::differing(&above, &below));
+        self.spend(attributes.iter().map(Attribute::name_len).sum())?;
         Ok(attributes)
     }
 
@@ -455,10 +446,7 @@ impl Comparison<'_> {
     }
 
     fn emit(&mut self, change: Change) -> Result<usize, DiffError> {
-        self.diff.summary.count(change.kind);
-        if matches!(change.kind, Kind::Added | Kind::Modified | Kind::Replaced) {
-            self.diff.summary.bytes += change.size.unwrap_or(0);
-        }
+        self.diff.summary.tell(&change);
         self.diff.changes.push(change);
         Ok(self.diff.changes.len() - 1)
     }
@@ -510,9 +498,14 @@ impl Comparison<'_> {
     }
 
     fn finish(mut self, uppers: &[BorrowedFd<'_>], lowers: &[BorrowedFd<'_>]) -> Result<(Diff, Vec<Prune>), DiffError> {
-        tell_links(std::mem::take(&mut self.links), &mut self.diff.changes);
+        let linked = tell_links(std::mem::take(&mut self.links), &mut self.diff.changes);
+        if !linked.is_empty() {
+            self.plan.retain(|step| !matches!(step, Prune::Entry(path) if linked.contains(path)));
+        }
         let candidates = std::mem::take(&mut self.candidates);
-        super::rename::pair(candidates, &mut self.diff, uppers, lowers, self.options, &mut self.content)?;
+        let room = self.options.max_path_bytes.saturating_sub(self.path_bytes);
+        super::rename::Pairing { uppers, lowers, options: self.options, content: &mut self.content, room }
+            .pair(candidates, &mut self.diff)?;
         self.diff.changes.sort_by(|a, b| a.path.cmp(&b.path));
         self.diff.unchanged.sort();
         self.diff.hides.sort();
@@ -555,7 +548,9 @@ fn digest(stat: &Stat, xattrs: &Xattrs) -> [u8; 16] {
     short
 }
 
-fn tell_links(links: Links, changes: &mut [Change]) {
+/// Tells hard links. The unchanged copies that changes are links of: these stay, or the links would be none.
+fn tell_links(links: Links, changes: &mut [Change]) -> HashSet<PathBytes> {
+    let mut kept = HashSet::new();
     for mut names in links.into_values().filter(|names| names.len() > 1) {
         let is_new = |change: &Option<usize>, changes: &[Change]| {
             change.is_some_and(|index| matches!(changes[index].kind, Kind::Added | Kind::Replaced))
@@ -565,7 +560,11 @@ fn tell_links(links: Links, changes: &mut [Change]) {
         for index in rest.iter().filter_map(|(_, change)| *change) {
             changes[index].link_to = Some(first.0.clone());
         }
+        if names.iter().any(|(_, change)| change.is_some()) {
+            kept.extend(names.into_iter().filter(|(_, change)| change.is_none()).map(|(path, _)| path));
+        }
     }
+    kept
 }
 
 impl Summary {

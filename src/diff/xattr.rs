@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
+use super::change::Attribute;
 use crate::sys::fs::{getxattr_at, listxattr_at};
 
 /// The largest value the kernel allows (`XATTR_SIZE_MAX`) and the longest list (`XATTR_LIST_MAX`).
@@ -125,6 +126,22 @@ impl Reader {
         found.sort_unstable();
         Ok(found)
     }
+}
+
+/// Which attributes differ, by what they are told as; sorted.
+pub(crate) fn differing(above: &Xattrs, below: &Xattrs) -> Vec<Attribute> {
+    if above == below {
+        return Vec::new();
+    }
+    let only = |these: &Xattrs, those: &Xattrs| -> Vec<Attribute> {
+        let differing = these.iter().filter(|pair| those.binary_search(pair).is_err());
+        differing.map(|(name, _)| Attribute::of_xattr(name)).collect()
+    };
+    let mut found = only(above, below);
+    found.extend(only(below, above));
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 #[cfg(test)]
