@@ -2,6 +2,7 @@
 //! exec, on the image, on layers, and after a rollback.
 
 mod cases;
+mod random;
 mod session;
 mod table;
 mod truth;

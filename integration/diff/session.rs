@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::bundle::Bundle;
 use crate::support::images::repository;
@@ -82,6 +82,7 @@ pub struct Session {
     complaints: Receiver<String>,
     /// The player's pid on the host.
     pid: i32,
+    result: PathBuf,
 }
 
 impl Session {
@@ -93,7 +94,8 @@ impl Session {
         for (flag, path) in places {
             command.arg(flag).arg(path);
         }
-        command.arg("exec").args(options).args(["--timeout", "0", &bundle.id, "/play"]);
+        let result = bundle.dir.join(env::unique("result"));
+        command.arg("exec").arg("--result").arg(&result).args(options).args(["--timeout", "0", &bundle.id, "/play"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("start agentsbx");
         let input = child.stdin.take().expect("a pipe");
@@ -114,7 +116,7 @@ impl Session {
             let _ = sender.send(String::from_utf8_lossy(&text).into_owned());
         });
         let supervisor = child.id();
-        let mut session = Session { child, input, answers, complaints, pid: 0 };
+        let mut session = Session { child, input, answers, complaints, pid: 0, result };
         session.play(&[]);
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
         // It has answered, so it is there.
@@ -139,15 +141,17 @@ impl Session {
         walk(Path::new(&format!("/proc/{}/root/", self.pid)))
     }
 
-    /// Ends it, and waits for its result to be written.
+    /// Ends it; its result.
     #[track_caller]
-    pub fn end(mut self) {
+    pub fn end(mut self) -> Value {
         drop(self.input);
         // Its output ends with the supervisor, or earlier: the wait that follows is short.
         while self.answers.recv_timeout(PATIENCE).is_ok() {}
         let status = self.child.wait().expect("wait");
         let complaint = self.complaints.recv_timeout(Duration::from_secs(2)).unwrap_or_default();
         assert!(status.success(), "{status}: {complaint}");
+        let text = fs::read_to_string(&self.result).expect("read the result");
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in {text}"))
     }
 }
 

@@ -48,8 +48,8 @@ impl<'e> Play<'e> {
         self.judge(&format!("{what}, the view before"), verdict);
         session.play(lines);
         let after = session.walk();
-        session.end();
-        let document = self.bundle.show();
+        let document = session.end();
+        assert_eq!(self.bundle.show(), document, "{what}");
         self.judge(&format!("{what}, the result"), check(&document, &before, &after, false));
         let changed = document["changes"].as_array().is_some_and(|changes| !changes.is_empty());
         let (disposition, head) = (result::disposition(&document).to_owned(), result::head(&document));

@@ -97,6 +97,11 @@ fn same(
     if wrong.is_empty() { Ok(()) } else { Err(format!("{} (and {more} more)", wrong.join("\n"))) }
 }
 
+/// The paths that differ.
+pub fn changed_paths(before: &Tree, after: &Tree) -> BTreeSet<Vec<u8>> {
+    expected(before, after).into_keys().collect()
+}
+
 /// Each path that is a hard link of others: all names of its inode, in order.
 fn link_groups(tree: &Tree) -> BTreeMap<Vec<u8>, Vec<Vec<u8>>> {
     let mut inodes: BTreeMap<(u64, u64), Vec<Vec<u8>>> = BTreeMap::new();
