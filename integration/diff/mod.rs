@@ -4,5 +4,6 @@
 mod cases;
 mod random;
 mod session;
+mod special;
 mod table;
 mod truth;

@@ -153,9 +153,9 @@ impl History<'_> {
         let also = changed_paths(&before, &after[1]);
         let now = view(&self.bundle);
         let is_directory = |tree: &Tree, path: &Vec<u8>| tree.get(path).is_some_and(|e| e.kind == "directory");
-        let both = changed.iter().find(|path| {
-            also.contains(*path) && !(is_directory(&after[0], path) && is_directory(&after[1], path))
-        });
+        let both = changed
+            .iter()
+            .find(|path| also.contains(*path) && !(is_directory(&after[0], path) && is_directory(&after[1], path)));
         match result::disposition(&told) {
             "conflict" => same_view(&now, if between == self.head { &before } else { &now }),
             "empty" => Ok(()),

@@ -75,7 +75,14 @@ fn visit(dir: BorrowedFd<'_>, path: &mut Vec<u8>, device: u64, tree: &mut Tree) 
         path.push(b'/');
         path.extend_from_slice(name.to_bytes());
         let at = |call: &str, errno: Errno| -> ! { panic!("{call} {}: {errno}", shown(path)) };
-        let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).unwrap_or_else(|e| at("stat", e));
+        let stat = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            // An overlay lists a device 0:0 of the image and has none.
+            Err(Errno::NOENT) => {
+                path.truncate(above);
+                continue;
+            }
+            stat => stat.unwrap_or_else(|e| at("stat", e)),
+        };
         let found = entry(dir, name, &stat);
         if found.kind == "directory" && stat.st_dev == device {
             let inner =
