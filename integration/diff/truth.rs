@@ -267,15 +267,20 @@ fn take_renames(told: &Changes, truth: &mut Changes, before: &Tree, after: &Tree
     for entry in before.iter().filter(|(path, _)| !after.contains_key(*path)).map(|(_, entry)| entry) {
         *alike.entry(look(&Entry { content: Vec::new(), ..entry.clone() })).or_default() += 1;
     }
-    let mut looks: BTreeMap<_, (Vec<&Vec<u8>>, Vec<&Vec<u8>>)> = BTreeMap::new();
+    #[derive(Default)]
+    struct Left<'p> {
+        gone: Vec<&'p Vec<u8>>,
+        new: Vec<&'p Vec<u8>>,
+    }
+    let mut looks: BTreeMap<_, Left<'_>> = BTreeMap::new();
     for (path, told) in truth.iter() {
         match told["kind"].as_str() {
-            Some("deleted") => looks.entry(look(&before[path])).or_default().0.push(path),
-            Some("added") => looks.entry(look(&after[path])).or_default().1.push(path),
+            Some("deleted") => looks.entry(look(&before[path])).or_default().gone.push(path),
+            Some("added") => looks.entry(look(&after[path])).or_default().new.push(path),
             _ => {}
         }
     }
-    for (gone, new) in looks.values() {
+    for Left { gone, new } in looks.values() {
         let (Some(from), Some(to)) = (gone.first(), new.first()) else { continue };
         let entry = &after[*to];
         let certain = match (entry.kind, entry.size) {

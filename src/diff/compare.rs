@@ -1,7 +1,7 @@
 //! The comparison: walks the uppers, looks each entry up in the lower view, and says what differs.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Stat, readlinkat};
 use rustix::io::Errno;
@@ -77,6 +77,13 @@ struct Seen<'s> {
     side: usize,
     at: usize,
     stat: &'s Stat,
+}
+
+/// Whether two contents differ.
+struct Compared {
+    differs: bool,
+    /// The upper and the lower file, where they had to be opened.
+    open: Option<(OwnedFd, OwnedFd)>,
 }
 
 /// Compares `uppers` with what `lowers` show, both newest first; the last of `lowers` is a plain tree, all others are
@@ -288,8 +295,8 @@ impl Comparison<'_> {
             self.link(upper, Some(index));
             return Ok(());
         }
-        let content = self.content_differs(kind, upper, lower)?;
-        let mut attributes = self.attributes(upper, lower)?;
+        let Compared { differs: content, open } = self.compare_content(kind, upper, lower)?;
+        let mut attributes = self.attributes(upper, lower, open.as_ref())?;
         if content {
             attributes.retain(|attribute| *attribute != Attribute::Mtime);
         }
@@ -309,31 +316,32 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn content_differs(&mut self, kind: FileType, upper: Seen<'_>, lower: Seen<'_>) -> Result<bool, DiffError> {
+    fn compare_content(&mut self, kind: FileType, upper: Seen<'_>, lower: Seen<'_>) -> Result<Compared, DiffError> {
+        let unopened = |differs| Ok(Compared { differs, open: None });
         match kind {
             FileType::File => {
                 if upper.stat.st_size != lower.stat.st_size {
-                    return Ok(true);
+                    return unopened(true);
                 }
                 if upper.stat.st_size == 0 || same_inode(upper.stat, lower.stat) {
-                    return Ok(false);
+                    return unopened(false);
                 }
                 let open = |seen: Seen<'_>| open_file(self.dir(seen).fd(), self.descent.name());
                 let above = open(upper).map_err(|source| self.failed("openat", upper, source))?;
                 let below = match open(lower) {
                     Ok(below) => below,
-                    Err(errno) if vanished(errno) => return Ok(true),
+                    Err(errno) if vanished(errno) => return unopened(true),
                     Err(source) => return Err(self.failed("openat", lower, source)),
                 };
                 match self.content.same(above.as_fd(), below.as_fd(), size(upper.stat)) {
-                    Ok(same) => Ok(!same),
-                    Err(e) if e.second && vanished(e.source) => Ok(true),
+                    Ok(same) => Ok(Compared { differs: !same, open: Some((above, below)) }),
+                    Err(e) if e.second && vanished(e.source) => unopened(true),
                     Err(e) => Err(self.failed(e.call, if e.second { lower } else { upper }, e.source)),
                 }
             }
-            FileType::Symlink => Ok(Some(self.read_link(upper)?) != self.read_lower_link(lower)?),
-            FileType::Char | FileType::Block => Ok(upper.stat.st_rdev != lower.stat.st_rdev),
-            FileType::Directory | FileType::Fifo | FileType::Socket => Ok(false),
+            FileType::Symlink => unopened(Some(self.read_link(upper)?) != self.read_lower_link(lower)?),
+            FileType::Char | FileType::Block => unopened(upper.stat.st_rdev != lower.stat.st_rdev),
+            FileType::Directory | FileType::Fifo | FileType::Socket => unopened(false),
         }
     }
 
@@ -352,7 +360,7 @@ impl Comparison<'_> {
 
     /// Tells a directory in both views if its own attributes differ; true where they do not.
     fn metadata(&mut self, upper: Seen<'_>, lower: Seen<'_>) -> Result<bool, DiffError> {
-        let attributes = self.attributes(upper, lower)?;
+        let attributes = self.attributes(upper, lower, None)?;
         if attributes.is_empty() {
             return Ok(true);
         }
@@ -362,8 +370,13 @@ impl Comparison<'_> {
         Ok(false)
     }
 
-    /// What differs, sorted.
-    fn attributes(&mut self, upper: Seen<'_>, lower: Seen<'_>) -> Result<Vec<Attribute>, DiffError> {
+    /// What differs, sorted. `open`: the two files, where they are open.
+    fn attributes(
+        &mut self,
+        upper: Seen<'_>,
+        lower: Seen<'_>,
+        open: Option<&(OwnedFd, OwnedFd)>,
+    ) -> Result<Vec<Attribute>, DiffError> {
         let mut attributes = Vec::new();
         let (a, b) = (upper.stat, lower.stat);
         if same_inode(a, b) {
@@ -378,8 +391,19 @@ impl Comparison<'_> {
         if file_type(a) != FileType::Directory && mtime(a) != mtime(b) {
             attributes.push(Attribute::Mtime);
         }
-        let above = self.read_xattrs(upper)?;
-        let below = match self.xattrs.read(self.descent.frame().dirs[LOWER][lower.at].fd(), self.descent.name()) {
+        let (above, below) = match open {
+            Some((above, below)) => {
+                let above = self.xattrs.read_open(above.as_fd());
+                let above = above.map_err(|source| self.failed("flistxattr", upper, source))?;
+                (above, self.xattrs.read_open(below.as_fd()))
+            }
+            None => {
+                let above = self.read_xattrs(upper)?;
+                let dir = self.descent.frame().dirs[LOWER][lower.at].fd();
+                (above, self.xattrs.read(dir, self.descent.name()))
+            }
+        };
+        let below = match below {
             Ok(below) => below,
             Err(errno) if vanished(errno) => Vec::new(),
             Err(source) => return Err(self.failed("listxattrat", lower, source)),
