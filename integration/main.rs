@@ -9,6 +9,7 @@ mod bench;
 mod cli;
 mod conformance;
 mod ctr;
+mod diff;
 mod docker;
 mod layering;
 mod lifecycle;

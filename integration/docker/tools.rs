@@ -33,7 +33,7 @@ fn pip_git_and_gcc_in_one_exec() {
     let seen = || container.exec_with(["-e", "AGENTSBX_LAYER=discard"], &["sh", "-c", see]).run();
     assert_eq!(seen().stdout, "42\nfirst\n?? main\ncompiled\n");
     let after = container.walk();
-    assert!(after.contains_key("/root/project/main"));
+    assert!(after.contains_key(&b"/root/project/main"[..]));
     assert_same(&container.diff([]), &before, &after);
     assert_same(&container.show_of_build(), &before, &after);
 

@@ -1,5 +1,6 @@
 //! What a diff says: changes, their summary, and the forms these have in the result document.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -66,6 +67,11 @@ pub enum Attribute {
 }
 
 impl Attribute {
+    /// The bytes of a name that the container chose.
+    pub(crate) fn name_len(&self) -> usize {
+        if let Attribute::Xattr(name) = self { name.len() } else { 0 }
+    }
+
     /// The attribute for the extended attribute of this name.
     pub(crate) fn of_xattr(name: &[u8]) -> Self {
         match name {
@@ -196,8 +202,9 @@ pub struct Change {
     /// Of a replaced path, the type it had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_type: Option<FileType>,
-    /// Of a `metadata` or `modified` change, the metadata that differ, sorted. The modification time of a `modified`
-    /// path is not among them: it changes with the content.
+    /// Of a `metadata`, `modified` or `renamed` change, the metadata that differ, sorted. The modification time of a
+    /// `modified` path is not among them: it changes with the content. Of a `renamed` one only ACLs, capabilities and
+    /// extended attributes can.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<Attribute>,
     /// Of a symbolic link, its target.
@@ -253,6 +260,14 @@ impl Summary {
         self.added + self.modified + self.metadata + self.deleted + self.replaced + self.renamed
     }
 
+    /// Counts one change and its bytes.
+    pub(crate) fn tell(&mut self, change: &Change) {
+        self.count(change.kind);
+        if matches!(change.kind, Kind::Added | Kind::Modified | Kind::Replaced) {
+            self.bytes += change.size.unwrap_or(0);
+        }
+    }
+
     pub(crate) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Added => self.added += 1,
@@ -277,4 +292,66 @@ pub struct Diff {
     /// Directories that exist below and were made anew, so that they hide what the lower layers have in them, sorted.
     /// They need not be among the changes.
     pub hides: Vec<PathBytes>,
+}
+
+impl Diff {
+    /// Leaves what is said of the paths that are wanted (a rename by either of its paths), and counts anew. The diff must
+    /// list each path under a deleted directory; unless `recursive`, those are then left out where the directory is listed.
+    pub fn keep(&mut self, wanted: impl Fn(&PathBytes) -> bool, recursive: bool) {
+        self.changes.retain(|change| wanted(&change.path) || change.from.as_ref().is_some_and(&wanted));
+        self.unchanged.retain(&wanted);
+        self.hides.retain(&wanted);
+        self.summary = Summary { unchanged: self.unchanged.len() as u64, ..Summary::default() };
+        for change in &self.changes {
+            self.summary.tell(change);
+        }
+        if recursive {
+            return;
+        }
+        // By bytes, a name like `a-b` comes between `a` and what is below it.
+        let gone: HashSet<PathBytes> =
+            self.changes.iter().filter(|change| change.entries.is_some()).map(|change| change.path.clone()).collect();
+        self.changes.retain(|change| {
+            let path = change.path.as_bytes();
+            let mut above = (1..path.len()).filter(|end| path[*end] == b'/').map(|end| &path[..end]);
+            change.kind != Kind::Deleted || !above.any(|dir| gone.contains(dir))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_counted() {
+        let change = |kind: &str, path: &str, more: &str| {
+            let json =
+                format!(r#"{{"kind":"{kind}","path":"{path}","type":"file","mode":"0644","uid":0,"gid":0{more}}}"#);
+            serde_json::from_str::<Change>(&json).unwrap()
+        };
+        let diff = Diff {
+            changes: vec![
+                change("deleted", "/d", r#","entries":2"#),
+                change("deleted", "/d-e", ""),
+                change("deleted", "/d/x", ""),
+                change("renamed", "/e/n", r#","from":"/d/y","size":5"#),
+                change("modified", "/f", r#","size":7"#),
+            ],
+            unchanged: vec!["/d2".into(), "/f2".into()],
+            ..Diff::default()
+        };
+        let kept = |want: &str, recursive: bool| {
+            let mut kept = diff.clone();
+            kept.keep(|path| path.is_below(&want.into()), recursive);
+            let paths: Vec<String> = kept.changes.iter().map(|change| change.path.to_string()).collect();
+            let s = kept.summary;
+            (paths.join(" "), (s.deleted, s.renamed, s.modified, s.bytes, s.unchanged))
+        };
+        assert_eq!(kept("/", false), ("/d /d-e /e/n /f".into(), (3, 1, 1, 7, 2)));
+        assert_eq!(kept("/d", false), ("/d /e/n".into(), (2, 1, 0, 0, 0)));
+        assert_eq!(kept("/d", true), ("/d /d/x /e/n".into(), (2, 1, 0, 0, 0)));
+        assert_eq!(kept("/d/x", false), ("/d/x".into(), (1, 0, 0, 0, 0)));
+        assert_eq!(kept("/f2", false), (String::new(), (0, 0, 0, 0, 1)));
+    }
 }

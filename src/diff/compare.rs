@@ -1,7 +1,7 @@
 //! The comparison: walks the uppers, looks each entry up in the lower view, and says what differs.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Stat, readlinkat};
 use rustix::io::Errno;
@@ -77,6 +77,13 @@ struct Seen<'s> {
     side: usize,
     at: usize,
     stat: &'s Stat,
+}
+
+/// Whether two contents differ.
+struct Compared {
+    differs: bool,
+    /// The upper and the lower file, where they had to be opened.
+    open: Option<(OwnedFd, OwnedFd)>,
 }
 
 /// Compares `uppers` with what `lowers` show, both newest first; the last of `lowers` is a plain tree, all others are
@@ -288,8 +295,8 @@ impl Comparison<'_> {
             self.link(upper, Some(index));
             return Ok(());
         }
-        let content = self.content_differs(kind, upper, lower)?;
-        let mut attributes = self.attributes(upper, lower)?;
+        let Compared { differs: content, open } = self.compare_content(kind, upper, lower)?;
+        let mut attributes = self.attributes(upper, lower, open.as_ref())?;
         if content {
             attributes.retain(|attribute| *attribute != Attribute::Mtime);
         }
@@ -309,31 +316,32 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn content_differs(&mut self, kind: FileType, upper: Seen<'_>, lower: Seen<'_>) -> Result<bool, DiffError> {
+    fn compare_content(&mut self, kind: FileType, upper: Seen<'_>, lower: Seen<'_>) -> Result<Compared, DiffError> {
+        let unopened = |differs| Ok(Compared { differs, open: None });
         match kind {
             FileType::File => {
                 if upper.stat.st_size != lower.stat.st_size {
-                    return Ok(true);
+                    return unopened(true);
                 }
                 if upper.stat.st_size == 0 || same_inode(upper.stat, lower.stat) {
-                    return Ok(false);
+                    return unopened(false);
                 }
                 let open = |seen: Seen<'_>| open_file(self.dir(seen).fd(), self.descent.name());
                 let above = open(upper).map_err(|source| self.failed("openat", upper, source))?;
                 let below = match open(lower) {
                     Ok(below) => below,
-                    Err(errno) if vanished(errno) => return Ok(true),
+                    Err(errno) if vanished(errno) => return unopened(true),
                     Err(source) => return Err(self.failed("openat", lower, source)),
                 };
                 match self.content.same(above.as_fd(), below.as_fd(), size(upper.stat)) {
-                    Ok(same) => Ok(!same),
-                    Err(e) if e.second && vanished(e.source) => Ok(true),
+                    Ok(same) => Ok(Compared { differs: !same, open: Some((above, below)) }),
+                    Err(e) if e.second && vanished(e.source) => unopened(true),
                     Err(e) => Err(self.failed(e.call, if e.second { lower } else { upper }, e.source)),
                 }
             }
-            FileType::Symlink => Ok(Some(self.read_link(upper)?) != self.read_lower_link(lower)?),
-            FileType::Char | FileType::Block => Ok(upper.stat.st_rdev != lower.stat.st_rdev),
-            FileType::Directory | FileType::Fifo | FileType::Socket => Ok(false),
+            FileType::Symlink => unopened(Some(self.read_link(upper)?) != self.read_lower_link(lower)?),
+            FileType::Char | FileType::Block => unopened(upper.stat.st_rdev != lower.stat.st_rdev),
+            FileType::Directory | FileType::Fifo | FileType::Socket => unopened(false),
         }
     }
 
@@ -352,7 +360,7 @@ impl Comparison<'_> {
 
     /// Tells a directory in both views if its own attributes differ; true where they do not.
     fn metadata(&mut self, upper: Seen<'_>, lower: Seen<'_>) -> Result<bool, DiffError> {
-        let attributes = self.attributes(upper, lower)?;
+        let attributes = self.attributes(upper, lower, None)?;
         if attributes.is_empty() {
             return Ok(true);
         }
@@ -362,8 +370,13 @@ impl Comparison<'_> {
         Ok(false)
     }
 
-    /// What differs, sorted.
-    fn attributes(&mut self, upper: Seen<'_>, lower: Seen<'_>) -> Result<Vec<Attribute>, DiffError> {
+    /// What differs, sorted. `open`: the two files, where they are open.
+    fn attributes(
+        &mut self,
+        upper: Seen<'_>,
+        lower: Seen<'_>,
+        open: Option<&(OwnedFd, OwnedFd)>,
+    ) -> Result<Vec<Attribute>, DiffError> {
         let mut attributes = Vec::new();
         let (a, b) = (upper.stat, lower.stat);
         if same_inode(a, b) {
@@ -378,24 +391,26 @@ impl Comparison<'_> {
         if file_type(a) != FileType::Directory && mtime(a) != mtime(b) {
             attributes.push(Attribute::Mtime);
         }
-        let above = self.read_xattrs(upper)?;
-        let below = match self.xattrs.read(self.descent.frame().dirs[LOWER][lower.at].fd(), self.descent.name()) {
+        let (above, below) = match open {
+            Some((above, below)) => {
+                let above = self.xattrs.read_open(above.as_fd());
+                let above = above.map_err(|source| self.failed("flistxattr", upper, source))?;
+                (above, self.xattrs.read_open(below.as_fd()))
+            }
+            None => {
+                let above = self.read_xattrs(upper)?;
+                let dir = self.descent.frame().dirs[LOWER][lower.at].fd();
+                (above, self.xattrs.read(dir, self.descent.name()))
+            }
+        };
+        let below = match below {
             Ok(below) => below,
             Err(errno) if vanished(errno) => Vec::new(),
             Err(source) => return Err(self.failed("listxattrat", lower, source)),
         };
-        if above != below {
-            let only = |these: &Xattrs, those: &Xattrs, attributes: &mut Vec<Attribute>| {
-                let differing = these.iter().filter(|pair| those.binary_search(pair).is_err());
-                attributes.extend(differing.map(|(name, _)| Attribute::of_xattr(name)));
-            };
-            only(&above, &below, &mut attributes);
-            only(&below, &above, &mut attributes);
-        }
-        attributes.sort_unstable();
-        attributes.dedup();
-        let name_len = |attribute: &Attribute| if let Attribute::Xattr(name) = attribute { name.len() } else { 0 };
-        self.spend(attributes.iter().map(name_len).sum())?;
+        // Those come first in order.
+        attributes.extend(super::xattr::differing(&above, &below));
+        self.spend(attributes.iter().map(Attribute::name_len).sum())?;
         Ok(attributes)
     }
 
@@ -455,10 +470,7 @@ impl Comparison<'_> {
     }
 
     fn emit(&mut self, change: Change) -> Result<usize, DiffError> {
-        self.diff.summary.count(change.kind);
-        if matches!(change.kind, Kind::Added | Kind::Modified | Kind::Replaced) {
-            self.diff.summary.bytes += change.size.unwrap_or(0);
-        }
+        self.diff.summary.tell(&change);
         self.diff.changes.push(change);
         Ok(self.diff.changes.len() - 1)
     }
@@ -510,9 +522,14 @@ impl Comparison<'_> {
     }
 
     fn finish(mut self, uppers: &[BorrowedFd<'_>], lowers: &[BorrowedFd<'_>]) -> Result<(Diff, Vec<Prune>), DiffError> {
-        tell_links(std::mem::take(&mut self.links), &mut self.diff.changes);
+        let linked = tell_links(std::mem::take(&mut self.links), &mut self.diff.changes);
+        if !linked.is_empty() {
+            self.plan.retain(|step| !matches!(step, Prune::Entry(path) if linked.contains(path)));
+        }
         let candidates = std::mem::take(&mut self.candidates);
-        super::rename::pair(candidates, &mut self.diff, uppers, lowers, self.options, &mut self.content)?;
+        let room = self.options.max_path_bytes.saturating_sub(self.path_bytes);
+        super::rename::Pairing { uppers, lowers, options: self.options, content: &mut self.content, room }
+            .pair(candidates, &mut self.diff)?;
         self.diff.changes.sort_by(|a, b| a.path.cmp(&b.path));
         self.diff.unchanged.sort();
         self.diff.hides.sort();
@@ -555,7 +572,9 @@ fn digest(stat: &Stat, xattrs: &Xattrs) -> [u8; 16] {
     short
 }
 
-fn tell_links(links: Links, changes: &mut [Change]) {
+/// Tells hard links. The unchanged copies that changes are links of: these stay, or the links would be none.
+fn tell_links(links: Links, changes: &mut [Change]) -> HashSet<PathBytes> {
+    let mut kept = HashSet::new();
     for mut names in links.into_values().filter(|names| names.len() > 1) {
         let is_new = |change: &Option<usize>, changes: &[Change]| {
             change.is_some_and(|index| matches!(changes[index].kind, Kind::Added | Kind::Replaced))
@@ -565,7 +584,11 @@ fn tell_links(links: Links, changes: &mut [Change]) {
         for index in rest.iter().filter_map(|(_, change)| *change) {
             changes[index].link_to = Some(first.0.clone());
         }
+        if names.iter().any(|(_, change)| change.is_some()) {
+            kept.extend(names.into_iter().filter(|(_, change)| change.is_none()).map(|(path, _)| path));
+        }
     }
+    kept
 }
 
 impl Summary {

@@ -3,15 +3,19 @@
 //! Overlayfs copies a directory up, with its attributes, when something in it changes, and the newest layer's are
 //! those that are seen. Committed onto a newer generation, the copy would undo a change of mode made meanwhile.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fremovexattr, fsetxattr, futimens};
+use rustix::fs::{
+    AtFlags, Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fremovexattr, fsetxattr, futimens, readlinkat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::Options;
+use super::change::FileType;
+use super::content::{Comparer, open_file};
 use super::descent::{Descent, Found, Side};
 use super::error::DiffError;
-use super::locate::file_type;
+use super::locate::{file_type, mtime, rdev, size};
 use super::seal::times;
 use super::xattr::{Namespace, Reader, Xattrs};
 
@@ -22,6 +26,8 @@ const HEAD: usize = 2;
 /// Gives the directories of a sealed layer whose mode, owner and extended attributes are those of the base's view the
 /// ones, and the times, of the head's view. Both lists are newest first and end with the plain tree. Directories that
 /// the layer made, made anew or changed are left as they are, and those that the head has not.
+///
+/// An unchanged copy that was kept for a hard link's sake goes where the head shows something else by now.
 ///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty list, [`DiffError::TooDeep`], [`DiffError::Call`] where the kernel refuses.
@@ -42,15 +48,23 @@ pub fn refresh_passed(
     let list = [true, false, false];
     let mut descent = Descent::new(sides, list, options.namespace, options.max_depth, ())?;
     let mut xattrs = Reader::new(options.namespace);
+    let mut content = Comparer::new();
     descent.select(b"");
     refresh(&descent, &mut xattrs, options.namespace)?;
     loop {
         while descent.advance() {
+            let upper = descent.resolve(UPPER)?;
+            if let Found::Node { stat, .. } = &upper {
+                if stat.st_nlink > 1 {
+                    drop_stale_link(&descent, stat, &mut xattrs, &mut content)?;
+                }
+                continue;
+            }
             let (
                 Found::Dir { dirs: upper, closed: false, .. },
                 Found::Dir { dirs: base, .. },
                 Found::Dir { dirs: head, .. },
-            ) = (descent.resolve(UPPER)?, descent.resolve(BASE)?, descent.resolve(HEAD)?)
+            ) = (upper, descent.resolve(BASE)?, descent.resolve(HEAD)?)
             else {
                 continue;
             };
@@ -62,6 +76,64 @@ pub fn refresh_passed(
             return Ok(());
         }
     }
+}
+
+/// Takes the current entry, a name of an inode that has several, out of the layer if it is as it was in the base and
+/// not as it is in the head.
+fn drop_stale_link(
+    descent: &Descent<()>,
+    stat: &Stat,
+    xattrs: &mut Reader,
+    content: &mut Comparer,
+) -> Result<(), DiffError> {
+    let mut as_in = |side: usize| match descent.resolve(side)? {
+        Found::Node { at, stat: other } => same_node(descent, (0, stat), (side, at, &other), xattrs, content),
+        _ => Ok(false),
+    };
+    if !as_in(BASE)? || as_in(HEAD)? {
+        return Ok(());
+    }
+    let dir = &descent.frame().dirs[UPPER][0];
+    let gone = unlinkat(dir.fd(), descent.name(), AtFlags::empty());
+    gone.map_err(|source| descent.failed("unlinkat", UPPER, dir.layer, source))
+}
+
+/// The current entry of the layer and of another side: the same in all that is told.
+fn same_node(
+    descent: &Descent<()>,
+    (at, stat): (usize, &Stat),
+    (side, other_at, other): (usize, usize, &Stat),
+    xattrs: &mut Reader,
+    content: &mut Comparer,
+) -> Result<bool, DiffError> {
+    let key = |stat: &Stat| (stat.st_mode, stat.st_uid, stat.st_gid, mtime(stat), size(stat), rdev(stat));
+    if key(stat) != key(other) {
+        return Ok(false);
+    }
+    let (dir, other_dir) = (&descent.frame().dirs[UPPER][at], &descent.frame().dirs[side][other_at]);
+    let name = descent.name();
+    let failed = |call, source| descent.failed(call, UPPER, dir.layer, source);
+    // What can't be read in a live tree is not the same.
+    let same = match file_type(stat) {
+        FileType::File => {
+            let file = open_file(dir.fd(), name).map_err(|source| failed("openat", source))?;
+            let Ok(other) = open_file(other_dir.fd(), name) else { return Ok(false) };
+            match content.same(file.as_fd(), other.as_fd(), size(stat)) {
+                Err(e) if !e.second => return Err(failed(e.call, e.source)),
+                same => same.unwrap_or(false),
+            }
+        }
+        FileType::Symlink => {
+            let target = readlinkat(dir.fd(), name, Vec::new()).map_err(|source| failed("readlinkat", source))?;
+            readlinkat(other_dir.fd(), name, Vec::new()).is_ok_and(|other| other == target)
+        }
+        _ => true,
+    };
+    if !same {
+        return Ok(false);
+    }
+    let own = xattrs.read(dir.fd(), name).map_err(|source| failed("listxattrat", source))?;
+    Ok(xattrs.read(other_dir.fd(), name).is_ok_and(|other| other == own))
 }
 
 /// The innermost frame's directory.

@@ -20,10 +20,11 @@ use super::path::PathBytes;
 
 /// Compares one layer with what is below it, and then takes out of it what is no change: unchanged copies, whiteouts
 /// over nothing, mount points of the runtime, opaque marks over nothing, and directories that were passed through.
-/// A layer that changed nothing is empty afterwards. What is seen through the layer stays the same, but for a file
-/// that was hard-linked and is otherwise as it was: its own copy goes, so the new name is a file of its own.
+/// A layer that changed nothing is empty afterwards. What is seen through the layer stays the same.
 ///
-/// An opaque directory in which anything differs keeps its unchanged copies: they are all that is seen of these files.
+/// Two kinds of unchanged copies are kept: those in an opaque directory in which anything differs, which are all that
+/// is seen of these files, and those that a changed path is a hard link of, without which it would be a link of
+/// nothing.
 ///
 /// # Errors
 /// As [`super::compare`]; then part of it may be pruned. To seal again is safe.

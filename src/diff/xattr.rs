@@ -3,8 +3,10 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::{fgetxattr, flistxattr};
 use rustix::io::Errno;
 
+use super::change::Attribute;
 use crate::sys::fs::{getxattr_at, listxattr_at};
 
 /// The largest value the kernel allows (`XATTR_SIZE_MAX`) and the longest list (`XATTR_LIST_MAX`).
@@ -74,7 +76,7 @@ pub(crate) enum Opaque {
 /// The opaque mark of an open directory. Not being allowed to read it, or a filesystem without attributes, is `No`.
 pub(crate) fn opaque(dir: BorrowedFd<'_>, ns: Namespace) -> Result<Opaque, Errno> {
     let mut buf = [0u8; 8];
-    match rustix::fs::fgetxattr(dir, ns.opaque(), &mut buf[..]) {
+    match fgetxattr(dir, ns.opaque(), &mut buf[..]) {
         Ok(1) if buf[0] == b'y' => Ok(Opaque::Yes),
         Ok(1) if buf[0] == b'x' => Ok(Opaque::Whiteouts),
         Ok(_) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(Opaque::No),
@@ -100,8 +102,21 @@ impl Reader {
     /// The attributes of `name` in `dir`, not followed; `.` for the directory itself. An inode with none costs one
     /// system call and no allocation. One removed while they are read is left out.
     pub(crate) fn read(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> Result<Xattrs, Errno> {
+        self.read_by(|names| listxattr_at(dir, name, names), |attr, value| getxattr_at(dir, name, attr, value))
+    }
+
+    /// Those of an open file: cheaper where it is open anyhow.
+    pub(crate) fn read_open(&mut self, file: BorrowedFd<'_>) -> Result<Xattrs, Errno> {
+        self.read_by(|names| flistxattr(file, names), |attr, value| fgetxattr(file, attr, value))
+    }
+
+    fn read_by(
+        &mut self,
+        list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+        get: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<Xattrs, Errno> {
         let len = loop {
-            match listxattr_at(dir, name, &mut self.names) {
+            match list(&mut self.names) {
                 Ok(len) => break len,
                 Err(Errno::RANGE) if self.names.len() < MAX => self.names.resize(MAX, 0),
                 Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
@@ -113,7 +128,7 @@ impl Reader {
             let Some(visible) = self.ns.visible(stored) else { continue };
             let Ok(attr) = CString::new(stored) else { continue };
             let value = loop {
-                match getxattr_at(dir, name, &attr, &mut self.value) {
+                match get(&attr, &mut self.value) {
                     Ok(len) => break &self.value[..len],
                     Err(Errno::RANGE) if self.value.len() < MAX => self.value.resize(MAX, 0),
                     Err(Errno::NODATA) => break &[][..],
@@ -125,6 +140,22 @@ impl Reader {
         found.sort_unstable();
         Ok(found)
     }
+}
+
+/// Which attributes differ, by what they are told as; sorted.
+pub(crate) fn differing(above: &Xattrs, below: &Xattrs) -> Vec<Attribute> {
+    if above == below {
+        return Vec::new();
+    }
+    let only = |these: &Xattrs, those: &Xattrs| -> Vec<Attribute> {
+        let differing = these.iter().filter(|pair| those.binary_search(pair).is_err());
+        differing.map(|(name, _)| Attribute::of_xattr(name)).collect()
+    };
+    let mut found = only(above, below);
+    found.extend(only(below, above));
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use super::{Context, OpsError, publish, stack};
-use crate::diff::{self, Change, Diff, PathBytes};
+use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
 use crate::rootfs::{Lowers, open_dir};
@@ -96,6 +96,9 @@ pub struct Comparison {
 impl Comparison {
     /// Writes a unified patch of the changes.
     pub fn patch(&self, out: &mut dyn Write) -> Result<(), OpsError> {
+        if self.uppers.is_empty() {
+            return Ok(());
+        }
         let uppers: Vec<_> = self.uppers.iter().map(AsFd::as_fd).collect();
         Ok(diff::patch(
             &uppers,
@@ -108,7 +111,8 @@ impl Comparison {
     }
 }
 
-/// Compares. `paths`, if any, leaves only changes at or below one of them (the summary then counts those that are listed).
+/// Compares. `paths`, if any, leaves only changes at or below one of them, those that went with a directory above them
+/// too; the summary then counts those alone.
 pub fn compare(
     context: &Context,
     container: &str,
@@ -131,19 +135,15 @@ pub fn compare(
             (vec![open_dir(&store.upper(&layer))?], stack::lowers_at(&store, &container, exec.base)?)
         }
     };
-    let options = diff::Options { recursive, ..stack::options_of(&container) };
+    // What lies below a directory that is gone may be what is asked for.
+    let options = diff::Options { recursive: recursive || !paths.is_empty(), ..stack::options_of(&container) };
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     // Nothing lies between a generation and itself.
     let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, &lowers.fds(), &options)? };
     if !paths.is_empty() {
-        diff.changes.retain(|change| wanted(change, paths));
+        diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
     Ok(Comparison { uppers, lowers, diff })
-}
-
-fn wanted(change: &Change, paths: &[PathBytes]) -> bool {
-    let inside = |path: &PathBytes| paths.iter().any(|want| path.is_below(want));
-    inside(&change.path) || change.from.as_ref().is_some_and(inside)
 }
 
 /// Why there is no way up from `from` to `to`.

@@ -3,4 +3,5 @@
 mod lab;
 mod random;
 mod table;
+mod timing;
 mod walk;

@@ -352,6 +352,23 @@ fn sparse_files_are_compared_by_their_data() {
     assert_eq!(diff.unchanged, [PathBytes::from("/a")]);
 }
 
+/// Looking changes nothing: a diff that read a file made its inode be written back.
+#[test]
+fn a_diff_leaves_access_times_alone() {
+    use std::os::unix::fs::MetadataExt;
+    let mut lab = Lab::new(base);
+    lab.exec(|root| put(root.join("f"), b"F"));
+    let paths = lab.lowers().into_iter().map(|layer| layer.join("f")).collect::<Vec<_>>();
+    let times = fs::FileTimes::new().set_accessed(std::time::UNIX_EPOCH);
+    for path in &paths {
+        File::options().write(true).open(path).unwrap().set_times(times).unwrap();
+    }
+    assert_eq!(brief(&lab.diff(1, &lab.options())), ["modified /f"]);
+    for path in &paths {
+        assert_eq!(fs::metadata(path).unwrap().atime(), 0, "{}", path.display());
+    }
+}
+
 #[test]
 fn both_encodings_of_whiteouts_and_both_namespaces() {
     for ns in [Namespace::Trusted, Namespace::User] {
