@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn measure(args: &Args) -> anyhow::Result<()> {
     if args.list {
         for bench in cases::all(args) {
-            println!("{:<28} {}", bench.name, bench.what);
+            println!("{:<32} {}", bench.name, bench.what);
         }
         return Ok(());
     }
