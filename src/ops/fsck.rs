@@ -133,7 +133,7 @@ const RESTORE: &str = "put the store back from a backup; until then nothing is d
 
 /// Looks at everything. An error is about looking itself: there is no store, or it can't be read.
 ///
-/// Takes about 1 ms, 10 µs for each changed path of a layer and 5 µs for each event; file contents are not read.
+/// Takes some milliseconds, and about 10 µs for each changed path of a layer; file contents are not read.
 pub fn look(context: &Context) -> Result<Report, OpsError> {
     let mut report = Report::new(context);
     let root = &context.config.store;
