@@ -36,13 +36,13 @@ mod start;
 mod state;
 mod update;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::config::{self, Sources};
 use crate::id::ContainerId;
@@ -260,26 +260,59 @@ impl Command {
 /// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     crate::sys::process::hurry_heap();
+    let argv: Vec<OsString> = argv.into_iter().collect();
+    if let Some(matches) = short_cut(&argv) {
+        return match Cli::from_arg_matches(&matches) {
+            Ok(cli) => obey(cli),
+            Err(err) => refuse(&argv, &err),
+        };
+    }
     let definition = Cli::command();
-    let argv = argv::normalise(argv.into_iter().collect(), &definition);
-    let matches = match definition.try_get_matches_from(&argv) {
-        Ok(matches) => matches,
-        Err(err) if !err.use_stderr() => {
-            return told(&report::Target::of_argv(&argv), &err.to_string());
-        }
-        Err(err) => {
-            let code = if argv::names(&argv, "exec") { 255 } else { 1 };
-            report::failure(&report::Target::of_argv(&argv), &report::usage(&err.to_string()));
-            return ExitCode::from(code);
-        }
-    };
-    let cli = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli,
-        Err(err) => {
-            report::failure(&report::Target::of_argv(&argv), &report::usage(&err.to_string()));
-            return ExitCode::from(1);
-        }
-    };
+    let argv = argv::normalise(argv, &definition);
+    match definition.try_get_matches_from(&argv) {
+        Err(err) if !err.use_stderr() => told(&report::Target::of_argv(&argv), &err.to_string()),
+        Err(err) => refuse(&argv, &err),
+        Ok(matches) => match Cli::from_arg_matches(&matches) {
+            Ok(cli) => obey(cli),
+            Err(err) => refuse(&argv, &err),
+        },
+    }
+}
+
+/// A verb's name and what makes its definition.
+type Verb = (&'static str, fn(clap::Command) -> clap::Command);
+
+/// The verbs that engines call for each container and each exec.
+const FREQUENT: [Verb; 7] = [
+    ("exec", exec::Args::augment_args),
+    ("create", create::Args::augment_args),
+    ("start", start::Args::augment_args),
+    ("state", state::Args::augment_args),
+    ("kill", kill::Args::augment_args),
+    ("delete", delete::Args::augment_args),
+    ("run", run::Args::augment_args),
+];
+
+/// The arguments by the definition of one verb: to define all thirty takes longer than to parse one of them. `None` where
+/// that does not do: another verb, help, a mistake.
+fn short_cut(argv: &[OsString]) -> Option<clap::ArgMatches> {
+    let (name, augment) =
+        argv.iter().skip(1).find_map(|word| FREQUENT.iter().find(|(name, _)| OsStr::new(name) == word))?;
+    let top = clap::Command::new(NAME).disable_version_flag(true).args_override_self(true);
+    let definition = GlobalArgs::augment_args(top).subcommand(augment(clap::Command::new(*name)));
+    let argv = argv::normalise(argv.to_vec(), &definition);
+    definition.try_get_matches_from(argv).ok().filter(|matches| matches.subcommand().is_some())
+}
+
+/// Reports arguments that can't be understood; the exit code.
+fn refuse(argv: &[OsString], err: &clap::Error) -> ExitCode {
+    let code = if argv::names(argv, "exec") { 255 } else { 1 };
+    report::failure(&report::Target::of_argv(argv), &report::usage(&err.to_string()));
+    ExitCode::from(code)
+}
+
+/// Runs the command; the exit code.
+fn obey(cli: Cli) -> ExitCode {
     let version_wanted = cli.global.version;
     let global = Global::resolve(cli.global);
     let target = report::Target::of(&global);

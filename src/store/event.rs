@@ -16,6 +16,11 @@ pub(super) const PRUNE_EVERY: i64 = 256;
 /// How many events are dropped at once: some milliseconds' worth.
 const PRUNE_MOST: u64 = 4096;
 /// The kind of the event that tells that older ones were dropped.
+/// What appending an event takes.
+pub(super) const INSERT: &str = "INSERT INTO events VALUES(?, ?, ?, ?, ?, ?, ?, ?)";
+pub(super) const MOVE_HEAD: &str = "UPDATE chain SET last_seq = ?, head_hash = ?";
+pub(super) const HEAD: &str = "SELECT last_seq, head_hash FROM chain";
+
 const PRUNED: &str = "log-pruned";
 /// How many events a page of the export holds.
 const PAGE: u64 = 256;
@@ -58,7 +63,7 @@ pub(super) fn append(
         hash: Hash::ZERO,
     };
     event.hash = event.expected_hash();
-    tx.prepare_cached("INSERT INTO events VALUES(?, ?, ?, ?, ?, ?, ?, ?)")
+    tx.prepare_cached(INSERT)
         .and_then(|mut s| {
             s.execute(params![
                 number(event.seq),
@@ -72,9 +77,7 @@ pub(super) fn append(
             ])
         })
         .during(OP)?;
-    tx.prepare_cached("UPDATE chain SET last_seq = ?, head_hash = ?")
-        .and_then(|mut s| s.execute(params![number(event.seq), event.hash.0]))
-        .during(OP)?;
+    tx.prepare_cached(MOVE_HEAD).and_then(|mut s| s.execute(params![number(event.seq), event.hash.0])).during(OP)?;
     Ok(event.seq)
 }
 
@@ -113,7 +116,7 @@ fn told_base(event: &Event) -> Option<(u64, String)> {
 }
 
 fn head(conn: &Connection) -> Result<Head, StoreError> {
-    chain_end(conn, "SELECT last_seq, head_hash FROM chain")
+    chain_end(conn, HEAD)
 }
 
 fn chain_end(conn: &Connection, sql: &str) -> Result<Head, StoreError> {

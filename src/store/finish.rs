@@ -10,7 +10,7 @@ use crate::terms::Disposition;
 
 use super::container::{by_key, live, purge, running};
 use super::error::{DbContext, IoContext};
-use super::event::append;
+use super::event::{self, append};
 use super::exec::by_id;
 use super::generation::commit;
 use super::layer::Released;
@@ -77,7 +77,20 @@ pub struct Finished {
     pub released: Vec<Released>,
 }
 
+const UPDATE: &str = "UPDATE execs SET layer = ?, disposition = ?, finished_ns = ?, generation = ?, event = ?,
+         survivors = ?, \"end\" = ?, usage = ?, summary = ?, result = ?
+     WHERE container = ? AND id = ?";
+
 impl Store {
+    /// Has what [`Store::finish_exec`] needs compiled and read, for a process that has nothing to do meanwhile.
+    pub fn expect_end(&self, key: ContainerKey, exec: &ExecId) {
+        // What fails here fails again when it is needed, and is told then.
+        let _ = by_id(&self.conn, key, exec);
+        for sql in [event::HEAD, event::INSERT, event::MOVE_HEAD, UPDATE] {
+            let _ = self.conn.prepare_cached(sql);
+        }
+    }
+
     /// Records how an exec ended, in one transaction with all that follows from it.
     ///
     /// Nothing is written, and the exec still counts as running, where this fails: with [`StoreError::HeadMoved`]
@@ -125,28 +138,24 @@ impl Store {
             let released = if gone {
                 forget(tx, key, &record)?
             } else {
-                tx.prepare_cached(
-                    "UPDATE execs SET layer = ?, disposition = ?, finished_ns = ?, generation = ?, event = ?,
-                         survivors = ?, \"end\" = ?, usage = ?, summary = ?, result = ?
-                     WHERE container = ? AND id = ?",
-                )
-                .and_then(|mut s| {
-                    s.execute(params![
-                        kept.map(|l| l.to_string()),
-                        disposition.as_str(),
-                        outcome.finished_ns,
-                        generation.map(|g| number(g.0)),
-                        number(event),
-                        outcome.survivors.map(number),
-                        end,
-                        usage,
-                        summary,
-                        outcome.result,
-                        key.0,
-                        exec.to_string()
-                    ])
-                })
-                .during("finish exec")?;
+                tx.prepare_cached(UPDATE)
+                    .and_then(|mut s| {
+                        s.execute(params![
+                            kept.map(|l| l.to_string()),
+                            disposition.as_str(),
+                            outcome.finished_ns,
+                            generation.map(|g| number(g.0)),
+                            number(event),
+                            outcome.survivors.map(number),
+                            end,
+                            usage,
+                            summary,
+                            outcome.result,
+                            key.0,
+                            exec.to_string()
+                        ])
+                    })
+                    .during("finish exec")?;
                 // One ending in 32, by the random part of the id: cheap on average and no container is left out.
                 if exec.to_string().ends_with('0') {
                     trim(tx, key, MAX_LIGHT_ROWS)?;

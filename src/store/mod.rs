@@ -63,10 +63,9 @@ const DATABASE: &str = "db.sqlite";
 /// some 40 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
 ///
 /// SQLite's own rule would do it in the middle of an exec; and as what was moved already is forgotten with the last process,
-/// the log would be read, and moved, again by the next.
+/// the log would be read, and moved, again by the next. It still has its way from 1000 pages on, for when others always
+/// have the store open.
 const LOG_SIZE: u64 = 512 << 10;
-/// Pages in it after which a commit moves what it can, for when others always have the store open.
-const LOG_PAGES: u32 = 1000;
 /// How long a writer waits for the others.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -174,6 +173,13 @@ impl Store {
         }
     }
 
+    /// Closes the store for a process that is about to end: what the kernel takes back by itself is left to it.
+    pub fn leave(self) {
+        // A log that stays is only longer to read.
+        let _ = self.maintain();
+        std::mem::forget(self);
+    }
+
     /// One transaction that may write. It is committed if `f` returns `Ok`, else rolled back.
     fn write<T>(
         &self,
@@ -221,8 +227,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     conn.busy_handler(Some(wait_for_others)).during("set the busy handler")?;
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).during("configure")?;
     schema::migrate(&conn, path, schema::MIGRATIONS)?;
-    conn.execute_batch(&format!("PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint={LOG_PAGES}"))
-        .during("configure")?;
+    conn.execute_batch("PRAGMA synchronous=NORMAL").during("configure")?;
     Ok(conn)
 }
 

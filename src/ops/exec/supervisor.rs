@@ -96,6 +96,7 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
         // In the foreground nobody may be there to do it, and no engine waits for our order of events.
         sys("reap the command", crate::sys::process::wait(command, true))?;
     }
+    store.leave();
     Ok(Done { code, warning })
 }
 
@@ -207,7 +208,7 @@ fn launch(
     };
     // Not before the exec's row, by which `recover` finds them.
     cgroup.create()?;
-    let running = spawn(plan, own_pids, cgroup)?;
+    let running = spawn(plan, own_pids, cgroup, || exec.store.expect_end(exec.container.key, &exec.id))?;
     let terminal =
         terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
     Ok((running, terminal))

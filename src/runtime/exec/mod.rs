@@ -101,10 +101,17 @@ pub struct Running {
 
 /// Starts the command. On failure nothing of it is left but the (empty) groups, which are removed.
 ///
+/// `meanwhile` is called once, while the command's process prepares itself.
+///
 /// From here on this process reads its signals from a descriptor; its further children are in the container's pid
 /// namespace.
-pub fn spawn(plan: Plan, join_pid_namespace: bool, cgroup: ExecCgroup) -> Result<Running, ExecError> {
-    match try_spawn(plan, join_pid_namespace, &cgroup) {
+pub fn spawn(
+    plan: Plan,
+    join_pid_namespace: bool,
+    cgroup: ExecCgroup,
+    meanwhile: impl FnOnce(),
+) -> Result<Running, ExecError> {
+    match try_spawn(plan, join_pid_namespace, &cgroup, meanwhile) {
         Ok((pid, pidfd, signals, started)) => Ok(Running { pid, pidfd, cgroup, started, signals }),
         Err(err) => {
             // The error that is on its way says more than one about a directory that stays.
@@ -123,7 +130,12 @@ pub fn abandon(running: Running) -> Result<(), ExecError> {
 
 type Spawned = (i32, PidFd, SignalFd, Instant);
 
-fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Result<Spawned, ExecError> {
+fn try_spawn(
+    plan: Plan,
+    join_pid_namespace: bool,
+    cgroup: &ExecCgroup,
+    meanwhile: impl FnOnce(),
+) -> Result<Spawned, ExecError> {
     let (ours, childs) = sys("make a channel to the command", socket::pair())?;
     // Before the fork: a command that ends at once must not end unseen.
     let signals = sys("take over the signals", SignalFd::block_all())?;
@@ -148,6 +160,7 @@ fn try_spawn(plan: Plan, join_pid_namespace: bool, cgroup: &ExecCgroup) -> Resul
     // The layered root is the child's now: our copy would keep it mounted after the command has ended.
     drop(plan);
     let started = sys("open the command", PidFd::of(pid)).and_then(|pidfd| {
+        meanwhile();
         let text = read_all(&ours);
         if text.is_empty() { Ok(pidfd) } else { Err(ExecError::Start(text)) }
     });
