@@ -7,7 +7,7 @@ set -eu
 build="gcc libc6-dev libseccomp-dev make pkg-config python3"
 check="shellcheck"
 demo="busybox-static"
-bench="busybox-static crun findutils python3 runc util-linux"
+bench="busybox-static crun e2fsprogs findutils python3 runc util-linux"
 # What the integration tests drive: engines, reference runtimes, what builds the test images, what makes file systems, and
 # what kills at a given system call.
 test="btrfs-progs busybox-static conmon containerd crun debootstrap docker.io e2fsprogs git iproute2 iptables podman

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{On, RuntimeError};
 use super::members::{self, CgroupError, write};
+use crate::sys::process::{Fork, exit_now, fork, wait};
 use crate::sys::{mountinfo, proc};
 
 /// Controllers that libcgroups joins by itself on v1; all other hierarchies are joined by us.
@@ -223,6 +224,45 @@ impl Joined {
         }
         Ok(())
     }
+}
+
+/// The kernel's wait before a process is moved between cgroups, begun ahead of time.
+///
+/// Such a move takes a lock against which all forks of the machine are readers, and whose first writer waits for an RCU
+/// grace period, some ten milliseconds (percpu_down_write in kernel/locking/percpu-rwsem.c). Those who come soon after it
+/// do not. libcontainer moves the first process, so a child of ours asks for the lock first, by a move to where it is
+/// already, and waits while everything else is prepared.
+#[derive(Debug)]
+#[must_use = "the child is reaped when this goes out of scope"]
+pub struct EarlyWait(Option<i32>);
+
+impl EarlyWait {
+    /// Begins it. The caller must be single-threaded (see [`fork`]). Best effort: without it the wait is only later.
+    pub fn begin() -> EarlyWait {
+        match fork() {
+            Ok(Fork::Child) => {
+                // What it says is for nobody.
+                let _ = move_nowhere();
+                exit_now(0)
+            }
+            Ok(Fork::Parent(pid)) => EarlyWait(Some(pid)),
+            Err(_) => EarlyWait(None),
+        }
+    }
+}
+
+impl Drop for EarlyWait {
+    fn drop(&mut self) {
+        // A child that somebody else has reaped is gone as well.
+        let _ = self.0.map(|pid| wait(pid, true));
+    }
+}
+
+fn move_nowhere() -> Result<(), RuntimeError> {
+    let (pid, _) = proc::this().during("read /proc/self/stat")?;
+    let Some(home) = of_process(pid, &hierarchies()?)?.into_iter().next() else { return Ok(()) };
+    let file = home.path.join("cgroup.procs");
+    write(&file, "0").on("write", &file)
 }
 
 /// True if the freezer holds the container's processes, or is about to.

@@ -72,6 +72,7 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
     let Some(id) = &request.id else {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
+    let _early = cgroup::EarlyWait::begin();
     let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
     // One create at a time in one bundle: each replaces its configuration.
     let lock = rustix::fs::open(&bundle, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
