@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: clean help setup demo check test test-vm bench install uninstall docs schema
+.PHONY: clean help setup demo check test soak test-vm bench install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make check      formatting, lints, shell scripts'
 	@echo 'make test       every test: as root, with engines of their own'
 	@echo 'make test-vm    the same runtime on Debian 12 with systemd and cgroup v2, in an emulated machine: slow'
+	@echo 'make soak       the long forms of the tests: ten thousand execs, a thousand kills; about an hour'
 	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
@@ -38,6 +39,11 @@ test: setup
 	$(CARGO) test --lib --bins
 	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration
+
+soak: setup
+	@hack/images.sh
+	$(CARGO) build
+	$(CARGO) test --test integration -- --ignored --nocapture --test-threads 1 $(SOAK)
 
 test-vm:
 	@hack/deps.sh build

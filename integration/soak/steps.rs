@@ -258,7 +258,7 @@ fn death_at_every_step_of_a_squash() {
     let mut lab = Lab::new(&env);
     let verb = Verb { name: "squash", prepare: |lab| lab.exec(&[]), ..NOTHING };
     let deepen = |lab: &mut Lab| {
-        while lab.bundle.show()["generation"]["head"].as_u64().is_some_and(|n| n < 63) {
+        while lab.bundle.show()["generation"]["head"].as_u64().is_some_and(|n| n < 31) {
             let args = lab.exec(&[]);
             lab.env.cmd(args).run().expect(0);
         }
