@@ -3,8 +3,6 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use serde_json::json;
-
 use super::render::{self, Paint};
 use super::{Global, print, print_bytes};
 use crate::diff::{FileType, Kind, PathBytes};
@@ -60,7 +58,9 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     })?;
     let (changes, summary) = (&compared.diff.changes, &compared.diff.summary);
     if args.json {
-        print(&format!("{}\n", serde_json::to_string_pretty(&json!({ "summary": summary, "changes": changes }))?))?;
+        let mut text = serde_json::to_vec_pretty(&Told { summary, changes })?;
+        text.push(b'\n');
+        print_bytes(&text)?;
     } else if args.name_only {
         let mut text = Vec::new();
         for change in changes {
@@ -90,6 +90,13 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         print(&text)?;
     }
     Ok(0)
+}
+
+/// What `--json` prints.
+#[derive(serde::Serialize)]
+struct Told<'a> {
+    summary: &'a crate::diff::Summary,
+    changes: &'a [crate::diff::Change],
 }
 
 /// The first argument is a range unless it starts with a slash.

@@ -73,6 +73,8 @@ fn sizes(container: &Container<'_>, detached: bool) -> anyhow::Result<[f64; 3]> 
         (child.id(), Some(child))
     };
     let command = wait_for("the sleep", || descendants(waiting).into_iter().find(|&pid| sleeps(pid)))?;
+    // What it takes while it waits, not while it starts.
+    std::thread::sleep(std::time::Duration::from_millis(200));
     let rollup = fs::read_to_string(format!("/proc/{waiting}/smaps_rollup"))?;
     let pid = rustix::process::Pid::from_raw(command as i32).context("a pid")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
