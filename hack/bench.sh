@@ -39,10 +39,10 @@ mkdir -p target/bench
 # namespace of its own, so all of it goes with the last process.
 disk=target/bench/disk.img
 rm -f $disk
-truncate -s 12G $disk
+truncate -s 32G $disk
 trap 'rm -f $disk' EXIT
 trap 'exit 130' INT TERM
-mkfs.ext4 -q -F $disk
+mkfs.ext4 -q -F -i 4096 $disk
 # crun refuses hosts that have version 2 of the cgroups, with controllers, beside version 1. So all contestants run where
 # that mount is not seen, but a plain directory (in which crun then makes a cgroup that is none); the host's own stays as
 # it is.
@@ -58,7 +58,7 @@ unshare --mount --propagation private sh -c '
     set -eu
     disk=$1 hybrid=$2
     shift 2
-    mount -o loop "$disk" target/bench/disk
+    mount -o loop,noinit_itable "$disk" target/bench/disk
     [ -z "$hybrid" ] || { umount "$hybrid" && mount -t tmpfs none "$hybrid"; }
     "$@"' sh "$disk" "$hybrid" \
     target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench/disk $peers "$@"
