@@ -95,13 +95,20 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies mounted in this process's mount namespace, each once.
+/// The hierarchies that this process can reach by its mounts, each once.
 pub fn hierarchies() -> Result<Vec<Hierarchy>, RuntimeError> {
     let path = Path::new("/proc/self/mountinfo");
-    Ok(parse_mountinfo(&proc::read(path).on("read", path)?))
+    Ok(parse_mountinfo(&proc::read(path).on("read", path)?, shows_cgroups))
 }
 
-fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
+/// Whether what is mounted last at the place, and so is seen there, is a hierarchy.
+fn shows_cgroups(point: &Path) -> bool {
+    /// `CGROUP_SUPER_MAGIC`, `CGROUP2_SUPER_MAGIC` of `<linux/magic.h>`.
+    const MAGIC: [u64; 2] = [0x0027_e0eb, 0x6367_7270];
+    rustix::fs::statfs(point).is_ok_and(|fs| MAGIC.contains(&(fs.f_type as u64)))
+}
+
+fn parse_mountinfo(bytes: &[u8], is_seen: impl Fn(&Path) -> bool) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in bytes.split(|b| *b == b'\n') {
         let Some(at) = line.windows(3).position(|w| w == b" - ") else { continue };
@@ -127,12 +134,9 @@ fn parse_mountinfo(bytes: &[u8]) -> Vec<Hierarchy> {
             }
             _ => continue,
         };
-        if found.iter().all(|h| h.controllers != controllers) {
-            found.push(Hierarchy {
-                controllers,
-                mount_point: mountinfo::unescape(point),
-                root: mountinfo::unescape(root),
-            });
+        let mount_point = mountinfo::unescape(point);
+        if found.iter().all(|h| h.controllers != controllers) && is_seen(&mount_point) {
+            found.push(Hierarchy { controllers, mount_point, root: mountinfo::unescape(root) });
         }
     }
     found
@@ -367,7 +371,9 @@ mod tests {
 
     #[test]
     fn hierarchies_of_a_hybrid_host() {
-        let all = parse_mountinfo(HYBRID);
+        let hidden = parse_mountinfo(HYBRID, |point| !point.ends_with("unified"));
+        assert!(!hidden.is_empty() && hidden.iter().all(|h| !h.controllers.is_empty()), "{hidden:?}");
+        let all = parse_mountinfo(HYBRID, |_| true);
         let names: Vec<_> = all.iter().map(|h| (h.controllers.as_str(), h.mount_point.to_str().unwrap())).collect();
         assert_eq!(
             names,
@@ -392,7 +398,7 @@ mod tests {
 
     #[test]
     fn roots_are_never_the_containers() {
-        let all = parse_mountinfo(HYBRID);
+        let all = parse_mountinfo(HYBRID, |_| true);
         assert_eq!(without_roots(of_path(Path::new("/"), &all), &all), []);
         assert_eq!(without_roots(of_path(Path::new("/a/b"), &all), &all).len(), 4);
     }
