@@ -115,6 +115,23 @@ fn fifty_parallel_execs_lose_nothing() {
     assert_eq!(bundle.sh("ls /shared/dir | wc -l").ok(), "50");
 }
 
+/// A layer that was held and committed later stood in the log where its exec had been, above its own parent.
+#[test]
+fn the_log_has_no_generation_above_its_parent() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh_with(["--layer", "hold"], "echo held >/h").expect(0);
+    let held = result::exec(&result::in_bundle(&bundle.dir)[0]).to_owned();
+    bundle.sh("echo 1 >/1").expect(0);
+    bundle.sh("echo 2 >/2").expect(0);
+    env.ok(["commit", &bundle.id, &held]);
+    let log = env.ok(["log", &bundle.id]);
+    let rows: Vec<&str> =
+        log.lines().filter_map(|line| line.strip_prefix(['*', '@'])?.split_whitespace().next()).collect();
+    assert_eq!(rows, ["0", "1", "2", "3"], "{log}");
+    assert!(log.lines().any(|line| line.starts_with("@  3") && line.contains("held")), "{log}");
+}
+
 /// What conflicts and what does not, each pair run at once from the same generation.
 #[test]
 fn conflicts_are_found_where_an_update_would_be_lost() {

@@ -46,6 +46,17 @@ fn containers_are_found_by_prefix_and_whatever_root() {
 
 /// What does not exist, or cannot be, is refused with code 1 and a message that names it.
 #[test]
+fn an_option_behind_its_verb_is_told_where_it_belongs() {
+    let env = Env::new();
+    for (told, option) in [
+        (env.run(["log", "--store", "/x"]).expect(1), "--store"),
+        (env.run(["exec", "--root=/x", "c", "true"]).expect(255), "--root"),
+    ] {
+        assert!(told.stderr.contains(&format!("{option} comes before the verb")), "{}", told.stderr);
+    }
+}
+
+#[test]
 fn refusals_name_their_object() {
     let env = Env::new();
     let bundle = Bundle::running(&env);

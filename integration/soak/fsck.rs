@@ -120,6 +120,37 @@ fn what_was_left_is_repaired() {
     assert_eq!(bundle.sh("cat /x").ok(), "2");
 }
 
+/// What is of another kind than its name says, or gone, is told in words; the rest is looked at all the same, and nothing
+/// is made by looking.
+#[test]
+fn odd_and_missing_entries_are_told() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("echo 1 >/x").expect(0);
+    // A plain file with a layer's name stopped every check and collection.
+    fs::write(env.store.join("layers/01JDVW3K6Q8ZJ4M2T9X5R7C1AB"), "").expect("make a file");
+    let told = env.run(["fsck"]).expect(0).stdout;
+    assert!(told.contains("01JDVW3K6Q8ZJ4M2T9X5R7C1AB: not of the store's making"), "{told}");
+    env.ok(["gc"]);
+    env.ok(["recover"]);
+    fs::remove_file(env.store.join("layers/01JDVW3K6Q8ZJ4M2T9X5R7C1AB")).expect("remove it");
+    // The error about a lost database made an empty one.
+    let kept = env.dir.join("kept");
+    fs::create_dir(&kept).expect("make a directory");
+    Cmd::new("sh").args(["-c", "mv \"$0\"/db.sqlite* \"$1\""]).arg(&env.store).arg(&kept).ok();
+    let lost = env.run(["log"]).expect(1).stderr;
+    assert!(lost.contains("db.sqlite") && !env.store.join("db.sqlite").exists(), "{lost}");
+    Cmd::new("sh").args(["-c", "mv \"$1\"/db.sqlite* \"$0\""]).arg(&env.store).arg(&kept).ok();
+    let layer = fs::read_dir(env.store.join("layers")).expect("layers").flatten().next().expect("a layer").path();
+    let away = env.dir.join("away");
+    fs::rename(layer.join("work"), &away).expect("take a directory away");
+    let told = env.run(["fsck"]).expect(1).stdout;
+    assert!(told.contains(": a directory is missing: it does not hold that"), "{told}");
+    assert!(told.contains("were not looked at"), "{told}");
+    fs::rename(&away, layer.join("work")).expect("put it back");
+    assert_clean(&env, "put back");
+}
+
 /// A mount inside the store is for a person to look at: it is told and left alone, and so is what lies under it.
 #[test]
 fn a_mount_in_the_store_is_told() {
@@ -148,6 +179,9 @@ fn a_lost_runtime_root_is_told() {
     env.ok(["kill", &bundle.id, "KILL"]);
     wait_until("the end", Duration::from_secs(10), || bundle.state()["status"] == "stopped");
     Cmd::new("rm").arg("-r").arg(&env.root).ok();
+    // It said that the layer would be kept.
+    let planned = env.run(["fsck", "--repair", "--dry-run"]).expect(1).stdout;
+    assert!(planned.contains("would be dropped, with all its generations"), "{planned}");
     let report = fsck(&env);
     assert!(report["problems"].to_string().contains("does not know it any more"), "{report:#}");
     env.ok(["fsck", "--repair"]);

@@ -2,7 +2,7 @@
 
 use super::render::{Colour, Paint, visible};
 use super::{Global, print};
-use crate::ops::fsck::{self, Repair, Report};
+use crate::ops::fsck::{self, Area, Repair, Report};
 
 /// Check the store, and repair it with --repair; exits 0 if it is clean (now), 1 if problems are left, 2 if it can't be
 /// checked
@@ -41,7 +41,9 @@ fn text(report: &Report, dry_run: bool, paint: Paint) -> String {
     for problem in &report.problems {
         text.push_str(&format!("{} {}\n", paint.text(Colour::Bad, "problem"), visible(&problem.what)));
         let todo = match problem.repair {
+            Repair::Recover if problem.area == Area::Leftovers => "would be deleted",
             Repair::Recover => "would be ended and its layer kept",
+            Repair::Forget => "would be dropped, with all its generations and held layers",
             Repair::Collect => "would be deleted",
             Repair::Cgroup => "would be emptied and removed",
             Repair::Hand => "would be left alone",

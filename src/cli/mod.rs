@@ -42,6 +42,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::config::{self, Sources};
@@ -307,8 +308,19 @@ fn short_cut(argv: &[OsString]) -> Option<clap::ArgMatches> {
 /// Reports arguments that can't be understood; the exit code.
 fn refuse(argv: &[OsString], err: &clap::Error) -> ExitCode {
     let code = if argv::names(argv, "exec") { 255 } else { 1 };
-    report::failure(&report::Target::of_argv(argv), &report::usage(&err.to_string()));
+    let text = misplaced(err).unwrap_or_else(|| report::usage(&err.to_string()));
+    report::failure(&report::Target::of_argv(argv), &text);
     ExitCode::from(code)
+}
+
+/// What is wrong with an option of the program behind a verb, where verbs have theirs.
+fn misplaced(err: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(arg)) = err.get(ContextKind::InvalidArg) else { return None };
+    let name = arg.split('=').next()?.strip_prefix("--")?;
+    let global = GlobalArgs::augment_args(clap::Command::new(NAME));
+    let known = global.get_arguments().any(|option| option.get_long() == Some(name));
+    let unknown_there = err.kind() == ErrorKind::UnknownArgument;
+    (known && unknown_there).then(|| format!("--{name} comes before the verb: {NAME} --{name} … VERB …"))
 }
 
 /// Runs the command; the exit code.

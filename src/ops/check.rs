@@ -150,8 +150,8 @@ impl Judge {
             Ok(list) if list.is_empty() => feature("store integrity", State::Enforced, "nothing is wrong", None),
             Ok(list) => {
                 let more = if list.len() > 1 { format!(", and {} more", list.len() - 1) } else { String::new() };
-                let detail = format!("{}: {}{more}", list[0].invariant, list[0].what);
-                let remedy = "run `agentsbx recover`; what stays is damage: export what is needed, move the store away";
+                let detail = format!("{}{more}", list[0]);
+                let remedy = "`agentsbx fsck` says all that is wrong and what to do about it";
                 feature("store integrity", State::Fallback, detail, Some(remedy))
             }
             Err(failure) => feature("store integrity", State::Absent, failure.text.clone(), None),

@@ -42,6 +42,8 @@ pub enum Area {
 pub enum Repair {
     /// `agentsbx recover` ends what a killed process left.
     Recover,
+    /// `agentsbx recover` drops the history of a container that is gone, held layers too.
+    Forget,
     /// `agentsbx gc` deletes it.
     Collect,
     /// The cgroup is emptied and removed.
@@ -116,8 +118,8 @@ impl Report {
     }
 
     fn findings(&mut self, area: Area, found: Vec<Finding>, advice: &str) {
-        for Finding { invariant, what } in found {
-            self.for_a_person(area, format!("{what} (it must be that {invariant})"), advice);
+        for finding in found {
+            self.for_a_person(area, finding.to_string(), advice);
         }
     }
 
@@ -128,8 +130,8 @@ impl Report {
 }
 
 const PRIVATE: &str = "find out who could have changed it, then chown and chmod it (directories 0700, files 0600)";
-const RESTORE: &str = "put the store back from a backup; until then nothing is deleted from it, and what can be read can \
-                       be exported with `agentsbx diff --patch`";
+const RESTORE: &str = "keep a copy of the store as it is, then put it back from a backup, or move it away";
+const NOT_OURS: &str = "nothing is to be repaired here: use the agentsbx that made it, or another --store";
 
 /// Looks at everything. An error is about looking itself: there is no store, or it can't be read.
 ///
@@ -140,7 +142,9 @@ pub fn look(context: &Context) -> Result<Report, OpsError> {
     let store = match Store::open_to_read(root) {
         Ok(store) => store,
         Err(err) if is_about_data(&err) => {
-            report.for_a_person(Area::Database, chain(&err), RESTORE);
+            let foreign = matches!(err, StoreError::NewerFormat { .. } | StoreError::NotOurs { .. });
+            report.for_a_person(Area::Database, chain(&err), if foreign { NOT_OURS } else { RESTORE });
+            report.notes.push("containers, layers and events were not looked at".into());
             report.findings(Area::Files, Store::check_files(root)?, PRIVATE);
             return Ok(report);
         }
@@ -156,6 +160,8 @@ pub fn look(context: &Context) -> Result<Report, OpsError> {
         lost(&store, &mut report)?;
         leftovers(&store, &mut report)?;
         host::look(&store, &mut report)?;
+    } else {
+        report.notes.push("because of these, containers, layers and leftovers were not looked at".into());
     }
     report.clean = report.problems.is_empty();
     Ok(report)
@@ -193,7 +199,7 @@ fn lost(store: &Store, report: &mut Report) -> Result<(), OpsError> {
     for container in recover::gone(store)? {
         let what =
             format!("container {}: the runtime does not know it any more, and its history is still here", container.id);
-        report.problem(Area::Execs, Repair::Recover, what);
+        report.problem(Area::Execs, Repair::Forget, what);
     }
     Ok(())
 }
@@ -241,7 +247,7 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
     let mut repaired = Vec::new();
     let mut failed = Vec::new();
     let wanted = |repair| before.problems.iter().any(|p| p.repair == repair);
-    if wanted(Repair::Recover) {
+    if wanted(Repair::Recover) || wanted(Repair::Forget) {
         let done = recover::all(context)?;
         repaired.extend(done.execs.iter().map(|e| format!("exec {} of {}: ended as aborted", e.exec, e.container)));
         repaired.extend(done.containers.iter().map(|id| format!("container {id}: its history was dropped")));
@@ -258,7 +264,7 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
         }
     }
     if wanted(Repair::Collect)
-        && !wanted(Repair::Recover)
+        && !(wanted(Repair::Recover) || wanted(Repair::Forget))
         && let gc::Collected::Done(_, done) = gc::collect(context, false)?
     {
         repaired.extend(done.deleted.iter().map(|garbage| format!("{garbage}: deleted")));

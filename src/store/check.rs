@@ -20,6 +20,12 @@ pub struct Finding {
     pub what: String,
 }
 
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: it does not hold that {}", self.what, self.invariant)
+    }
+}
+
 const STRUCTURE: &str = "SQLite's own structure";
 const QUICK: &str = "SELECT quick_check FROM pragma_quick_check WHERE quick_check <> 'ok'";
 const WHOLE: &str = "SELECT integrity_check FROM pragma_integrity_check WHERE integrity_check <> 'ok'";
@@ -32,7 +38,7 @@ const INVARIANTS: &[(&str, &str)] = &[
     ),
     (
         "HEAD exists",
-        "SELECT 'container ' || id || ': ' || head FROM containers c WHERE head <> 0
+        "SELECT 'container ' || id || ': HEAD is ' || head FROM containers c WHERE head <> 0
              AND NOT EXISTS(SELECT 1 FROM generations WHERE container = c.key AND number = c.head)",
     ),
     (
@@ -42,7 +48,8 @@ const INVARIANTS: &[(&str, &str)] = &[
     ),
     (
         "a generation's parent exists",
-        "SELECT 'container ' || container || ': ' || number || ' on ' || parent FROM generations g WHERE parent <> 0
+        "SELECT 'container ' || coalesce((SELECT id FROM containers WHERE key = g.container), g.container) || ': generation '
+             || number || ' on ' || parent FROM generations g WHERE parent <> 0
              AND NOT EXISTS(SELECT 1 FROM generations WHERE container = g.container AND number = g.parent)",
     ),
     (
@@ -58,7 +65,8 @@ const INVARIANTS: &[(&str, &str)] = &[
     ),
     (
         "a squash's ends exist",
-        "SELECT 'container ' || container || ': ' || last || ' to ' || below FROM squashes s
+        "SELECT 'container ' || coalesce((SELECT id FROM containers WHERE key = s.container), s.container) || ': '
+             || last || ' to ' || below FROM squashes s
              WHERE NOT EXISTS(SELECT 1 FROM generations WHERE container = s.container AND number = s.last)
                 OR (below <> 0
                     AND NOT EXISTS(SELECT 1 FROM generations WHERE container = s.container AND number = s.below))",
@@ -117,7 +125,7 @@ impl Store {
     pub fn require_sound(&self) -> Result<(), StoreError> {
         match self.broken_rows(WHOLE)?.into_iter().next() {
             Some(Finding { invariant, what }) => {
-                Err(StoreError::Damaged { what: format!("{what}; it must be that {invariant}") })
+                Err(StoreError::Damaged { what: Finding { invariant, what }.to_string() })
             }
             None => Ok(()),
         }
@@ -170,7 +178,9 @@ impl Store {
             Ok(id) if self.upper(&id).is_dir() && self.work(&id).is_dir() => {}
             // It may have been released and deleted since we read the rows.
             Ok(_) if !reachable(&self.conn)?.contains(&layer) => {}
-            Ok(_) | Err(_) => findings.push(Finding { invariant, what: format!("layer {layer}") }),
+            Ok(_) | Err(_) => {
+                findings.push(Finding { invariant, what: format!("layer {layer}: a directory is missing") })
+            }
         }
         Ok(())
     }

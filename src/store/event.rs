@@ -1,5 +1,7 @@
 //! The event log's rows: appended in the transaction that they tell of, listed, verified, exported.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Value, json};
 
@@ -197,10 +199,22 @@ impl Store {
                 .and_then(|mut s| s.query_map([key.0], from_row)?.collect())
                 .during("read log")?;
             let execs = super::exec::of_container(tx, key)?;
+            // An exec whose layer was held stands where it became a generation, so that no generation is above its parent.
+            let committed: HashMap<String, u64> = events
+                .iter()
+                .filter(|event| event.kind == "commit")
+                .filter_map(|event| {
+                    let payload: Value = serde_json::from_str(&event.payload).ok()?;
+                    Some((payload["exec"].as_str()?.to_owned(), event.seq))
+                })
+                .collect();
+            let place = |exec: &ExecRecord| {
+                let later = exec.generation.and_then(|_| committed.get(&exec.id.to_string()).copied());
+                later.or(exec.event).unwrap_or(u64::MAX)
+            };
             let mut entries: Vec<(u64, LogEntry)> =
-                events.into_iter().map(|event| (event.seq, LogEntry::Event(event))).collect();
-            entries
-                .extend(execs.into_iter().map(|exec| (exec.event.unwrap_or(u64::MAX), LogEntry::Exec(Box::new(exec)))));
+                execs.into_iter().map(|exec| (place(&exec), LogEntry::Exec(Box::new(exec)))).collect();
+            entries.extend(events.into_iter().map(|event| (event.seq, LogEntry::Event(event))));
             // Stable: running execs stay in the order in which they began.
             entries.sort_by_key(|(place, _)| *place);
             Ok(entries.into_iter().map(|(_, entry)| entry).collect())

@@ -118,6 +118,10 @@ impl Store {
                 Ok(true) => plan.delete.push(Garbage::Layer(*layer)),
                 Ok(false) => plan.staged.push(*layer),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // No directory, so none of ours, whatever its name.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => {
+                    foreign.push(layer.to_string().into());
+                }
                 Err(e) => return Err(e).at("lock", &dir),
             }
         }

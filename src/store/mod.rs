@@ -238,6 +238,9 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
     };
     match open() {
         Err(e) if e.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) => {
+            if schema::has_layers(path) && path.symlink_metadata().is_err() {
+                return Err(StoreError::Emptied { path: path.to_owned() });
+            }
             // SQLite would make it 0644, and gives its other files the mode of this one.
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o600);
