@@ -288,6 +288,12 @@ fn names_of_paths_do_not_drive_the_terminal() {
     }
     assert_eq!(env.ok(["diff", &bundle.id, "--name-only"]), r"/\u{1b}[31mred\nline");
     assert_eq!(env.run(["diff", &bundle.id, "--name-only", "-z"]).expect(0).stdout, "/\u{1b}[31mred\nline\0");
+    // Contents neither, but in a patch that another program reads.
+    bundle.sh("printf 'a\\033[2Jb\\tc\\n' >/clear").expect(0);
+    let patch = ["diff", &bundle.id, "@-1..@", "--patch"];
+    assert!(env.ok(patch).contains("+a\u{1b}[2Jb\tc"));
+    let shown = env.cmd(patch).on_terminal().run().expect(0).stdout;
+    assert!(shown.contains(r"+a\u{1b}[2Jb") && !shown.contains("\u{1b}[2J"), "{shown:?}");
 }
 
 /// A patch of changed modes and contents is one that git takes.

@@ -1,6 +1,7 @@
 //! `diff`.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 
 use super::render::{self, Paint};
@@ -77,7 +78,11 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     } else if args.patch {
         let mut text = Vec::new();
         compared.patch(&mut text)?;
-        print_bytes(&text)?;
+        if std::io::stdout().is_terminal() {
+            print(&render::visible_lines(&String::from_utf8_lossy(&text)))?;
+        } else {
+            print_bytes(&text)?;
+        }
     } else if args.stat {
         print(&stat(changes, summary))?;
     } else {

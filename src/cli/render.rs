@@ -66,6 +66,17 @@ pub fn visible(text: &str) -> String {
     out
 }
 
+/// The same of a text with lines and tabs.
+pub fn visible_lines(text: &str) -> String {
+    text.split_inclusive(['\n', '\t'])
+        .map(|part| {
+            let (plain, end) =
+                part.strip_suffix(['\n', '\t']).map_or((part, ""), |plain| (plain, &part[plain.len()..]));
+            visible(plain) + end
+        })
+        .collect()
+}
+
 /// A command as it would be typed, at most `width` characters.
 pub fn command(args: &[String], width: usize) -> String {
     let plain = |a: &str| !a.is_empty() && a.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c));
