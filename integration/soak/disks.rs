@@ -128,6 +128,10 @@ fn a_read_only_store() {
     // With the log beside the database, and without.
     for log in ["with a log", "without a log"] {
         assert_clean(&env, &format!("read-only, {log}"));
+        assert!(env.ok(["log", &bundle.id]).contains("echo 2"), "{log}");
+        assert!(env.ok(["log"]).contains(&bundle.id), "{log}");
+        assert_eq!(env.json(["show", &bundle.id, "--json"])["generation"]["head"], 2, "{log}");
+        assert_eq!(env.ok(["diff", &bundle.id, "1..2", "--name-only"]), "/x", "{log}");
         for verb in [&["exec", &bundle.id, "true"][..], &["rollback", &bundle.id, "1"], &["gc"], &["fsck", "--repair"]]
         {
             let output = env.cmd(verb).run();

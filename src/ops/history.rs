@@ -14,7 +14,11 @@ use crate::store::{Container, LogEntry, Store, StoreError};
 
 /// The containers that have a history, oldest first.
 pub fn containers(context: &Context) -> Result<Vec<Container>, OpsError> {
-    Ok(context.store()?.containers()?)
+    let store = match context.store() {
+        Err(OpsError::Store(err)) if err.is_read_only() => Store::open_to_read(&context.config.store)?,
+        other => other?,
+    };
+    Ok(store.containers()?)
 }
 
 /// A container's history.
@@ -30,7 +34,7 @@ pub struct History {
 
 /// A container's history.
 pub fn log(context: &Context, container: &str) -> Result<History, OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_read(container)?;
     let entries = store.log(container.key)?;
     let parents = store.generations(container.key)?.into_iter().map(|row| (row.number, row.parent)).collect();
     Ok(History { container, entries, parents })
@@ -38,7 +42,7 @@ pub fn log(context: &Context, container: &str) -> Result<History, OpsError> {
 
 /// One exec's result; the last one's if `exec` is none. With `wait`, not before it has ended.
 pub fn show(context: &Context, container: &str, exec: Option<&str>, wait: bool) -> Result<ResultDocument, OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_read(container)?;
     let mut pause = Duration::from_millis(2);
     let mut name = exec.map(str::to_owned);
     loop {
@@ -120,7 +124,7 @@ pub fn compare(
     recursive: bool,
     paths: &[PathBytes],
 ) -> Result<Comparison, OpsError> {
-    let (store, container) = context.container(container)?;
+    let (store, container) = context.container_to_read(container)?;
     let (uppers, lowers) = match range {
         Range::Generations(from, to) => {
             let from = store.resolve(container.key, *from)?;

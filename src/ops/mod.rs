@@ -69,6 +69,18 @@ impl Context {
         Self::find_in(self.store()?, prefix)
     }
 
+    /// As [`Context::container`], for who only looks: also in a store that can't be written, where nothing is repaired.
+    pub fn container_to_read(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
+        match self.container(prefix) {
+            Err(OpsError::Store(err)) if err.is_read_only() => {
+                let store = Store::open_to_read(&self.config.store)?;
+                let container = store.find(prefix)?;
+                Ok((store, container))
+            }
+            other => other,
+        }
+    }
+
     /// As [`Context::container`], for a use case that frees space or undoes what took it.
     pub fn container_to_free(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
         Self::find_in(self.store_to_free()?, prefix)

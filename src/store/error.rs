@@ -273,6 +273,17 @@ impl Classify for StoreError {
 }
 
 impl StoreError {
+    /// Whether it came of a file system that can't be written.
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            StoreError::Io { source, .. } => source.raw_os_error() == Some(libc::EROFS),
+            StoreError::Database { source, .. } | StoreError::Open { source, .. } => {
+                source.sqlite_error_code() == Some(rusqlite::ErrorCode::ReadOnly)
+            }
+            _ => false,
+        }
+    }
+
     /// The same with the database's path, where it is about the database.
     pub(super) fn of_database(self, path: &std::path::Path) -> StoreError {
         match self {
