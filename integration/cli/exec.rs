@@ -255,3 +255,20 @@ fn result_goes_to_a_file() {
     assert_eq!(result::end(&written), ("exited", Some(4)));
     assert_eq!(written["container"], bundle.id.as_str());
 }
+
+/// Under a caller that ignores SIGCHLD, which is inherited, no end was learned of: execs failed with "no child processes".
+#[test]
+fn a_caller_may_ignore_its_children() {
+    let env = Env::new();
+    let ignoring = |cmd: crate::support::Cmd| cmd.in_shell("exec env --ignore-signal=CHLD \"$@\"").run();
+    let bundle = Bundle::new(&env, ["sh", "-c", "grep SigIgn /proc/self/status; exit 3"]);
+    bundle.write();
+    let run = ignoring(env.cmd(["run", "--bundle"]).arg(&bundle.dir).arg(&bundle.id)).expect(3);
+    let ignored =
+        run.stdout.trim().strip_prefix("SigIgn:\t").map(|mask| u64::from_str_radix(mask, 16).expect("a mask"));
+    assert_eq!(ignored.expect("the line") & 1 << (17 - 1), 0, "the container's program would inherit it");
+    let bundle = Bundle::running(&env);
+    let exec = ignoring(env.cmd(["exec", &bundle.id, "sh", "-c", "touch /x; exit 4"]));
+    exec.expect(4);
+    assert_eq!(result::end(&bundle.show()), ("exited", Some(4)));
+}

@@ -260,6 +260,7 @@ impl Command {
 /// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     crate::sys::process::hurry_heap();
+    crate::sys::signal::keep_children();
     let argv: Vec<OsString> = argv.into_iter().collect();
     if let Some(matches) = short_cut(&argv) {
         return match Cli::from_arg_matches(&matches) {
