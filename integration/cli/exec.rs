@@ -272,3 +272,23 @@ fn a_caller_may_ignore_its_children() {
     exec.expect(4);
     assert_eq!(result::end(&bundle.show()), ("exited", Some(4)));
 }
+
+/// A capability that only the engine knows is left out, as runc does it, in a container and in an exec.
+#[test]
+fn unknown_capabilities_are_left_out() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    for set in ["bounding", "effective", "permitted"] {
+        bundle.config["process"]["capabilities"][set] = serde_json::json!(["CAP_KILL", "CAP_OF_TOMORROW"]);
+    }
+    bundle.start();
+    let bounding = "grep CapBnd /proc/self/status";
+    assert_eq!(bundle.sh(bounding).expect(0).stdout, "CapBnd:\t0000000000000020\n");
+    let file = env.dir.join("process.json");
+    let mut process = bundle.read()["process"].clone();
+    process["args"] = serde_json::json!(["sh", "-c", bounding]);
+    process["capabilities"] = serde_json::json!({"bounding": ["CAP_CHOWN", "CAP_OF_TOMORROW"]});
+    fs::write(&file, process.to_string()).expect("write");
+    let out = env.cmd(["exec", "--process"]).arg(&file).arg(&bundle.id).run().expect(0);
+    assert_eq!(out.stdout, "CapBnd:\t0000000000000001\n");
+}
