@@ -255,3 +255,40 @@ fn result_goes_to_a_file() {
     assert_eq!(result::end(&written), ("exited", Some(4)));
     assert_eq!(written["container"], bundle.id.as_str());
 }
+
+/// Under a caller that ignores SIGCHLD, which is inherited, no end was learned of: execs failed with "no child processes".
+#[test]
+fn a_caller_may_ignore_its_children() {
+    let env = Env::new();
+    let ignoring = |cmd: crate::support::Cmd| cmd.in_shell("exec env --ignore-signal=CHLD \"$@\"").run();
+    let bundle = Bundle::new(&env, ["sh", "-c", "grep SigIgn /proc/self/status; exit 3"]);
+    bundle.write();
+    let run = ignoring(env.cmd(["run", "--bundle"]).arg(&bundle.dir).arg(&bundle.id)).expect(3);
+    let ignored =
+        run.stdout.trim().strip_prefix("SigIgn:\t").map(|mask| u64::from_str_radix(mask, 16).expect("a mask"));
+    assert_eq!(ignored.expect("the line") & 1 << (17 - 1), 0, "the container's program would inherit it");
+    let bundle = Bundle::running(&env);
+    let exec = ignoring(env.cmd(["exec", &bundle.id, "sh", "-c", "touch /x; exit 4"]));
+    exec.expect(4);
+    assert_eq!(result::end(&bundle.show()), ("exited", Some(4)));
+}
+
+/// A capability that only the engine knows is left out, as runc does it, in a container and in an exec.
+#[test]
+fn unknown_capabilities_are_left_out() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    for set in ["bounding", "effective", "permitted"] {
+        bundle.config["process"]["capabilities"][set] = serde_json::json!(["CAP_KILL", "CAP_OF_TOMORROW"]);
+    }
+    bundle.start();
+    let bounding = "grep CapBnd /proc/self/status";
+    assert_eq!(bundle.sh(bounding).expect(0).stdout, "CapBnd:\t0000000000000020\n");
+    let file = env.dir.join("process.json");
+    let mut process = bundle.read()["process"].clone();
+    process["args"] = serde_json::json!(["sh", "-c", bounding]);
+    process["capabilities"] = serde_json::json!({"bounding": ["CAP_CHOWN", "CAP_OF_TOMORROW"]});
+    fs::write(&file, process.to_string()).expect("write");
+    let out = env.cmd(["exec", "--process"]).arg(&file).arg(&bundle.id).run().expect(0);
+    assert_eq!(out.stdout, "CapBnd:\t0000000000000001\n");
+}

@@ -264,3 +264,19 @@ fn a_hook_has_its_own_arguments_and_environment() {
     let want: String = HOST[..3].iter().map(|phase| format!("{phase} a b =c\nPATH=/usr/bin:/bin\nX=1=2\n")).collect();
     assert_eq!(text, want);
 }
+
+/// Hooks of more than 128 KiB together ran nowhere: the kernel takes no longer string in an environment, and they were one.
+#[test]
+fn many_hooks_run() {
+    let env = Env::new();
+    let out = env.dir.join("ran");
+    let container = Container::new(&env, Runtime::Ours, "true", |bundle: &mut Bundle<'_>| {
+        let script = format!("echo >>{}", out.display());
+        let hook = json!({"path": "/bin/sh", "args": ["sh", "-c", script], "env": [format!("A={}", "y".repeat(2000))]});
+        for phase in &HOST[..3] {
+            bundle.config["hooks"][*phase] = vec![hook.clone(); 50].into();
+        }
+    });
+    container.cmd(["run", "--bundle"]).arg(&container.bundle.dir).arg(&container.bundle.id).run().expect(0);
+    assert_eq!(fs::read_to_string(&out).expect("read").len(), 150);
+}

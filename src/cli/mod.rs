@@ -261,6 +261,7 @@ impl Command {
 /// Parses `argv` (the program's name first), runs the command, reports what failed. The exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     crate::sys::process::hurry_heap();
+    crate::sys::signal::keep_children();
     let argv: Vec<OsString> = argv.into_iter().collect();
     if let Some(matches) = short_cut(&argv) {
         return match Cli::from_arg_matches(&matches) {
@@ -418,6 +419,44 @@ mod tests {
         let exec = matches.subcommand_matches("exec").unwrap();
         assert_eq!(exec.get_one::<std::path::PathBuf>("cwd").unwrap().to_str(), Some("/b"));
         assert_eq!(exec.get_many::<String>("env").unwrap().collect::<Vec<_>>(), ["A=1", "B=2"]);
+    }
+
+    /// What [`short_cut`] understands, it understands as the whole definition does; all else is left to that.
+    #[test]
+    fn the_short_cut_means_the_same() {
+        let words: Vec<&str> = "exec create start state kill delete run log help --help -h -help --version -v -- - -x --bad \
+            --root --root=/r -root --log=/l -log --log-format=json --log-format=odd --debug=false -debug=true \
+            --debug=maybe --systemd-cgroup --rootless=true --store=/s -b --bundle=/b -bundle --pid-file=/p -pid-file -d \
+            -detach=true -t -tty -u=1:2 --user -e A=1 -e=B=2 --env -c=CAP_KILL --cap --preserve-fds=1 --preserve-fds -1 \
+            --cwd=/ -g 5 -g=6 -p --process=/p --layer=hold --timeout=1s --ignore-paused --no-pivot -no-new-keyring \
+            --keep -f -force -a --all 9 KILL c1 c2 true"
+            .split_whitespace()
+            .chain([""])
+            .collect();
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut below = |n: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % n
+        };
+        let whole = Cli::command();
+        let told = |matches: clap::ArgMatches| {
+            Cli::from_arg_matches(&matches).map(|cli| format!("{cli:?}")).map_err(|err| err.to_string())
+        };
+        let mut understood = 0;
+        for _ in 0..4000 {
+            let (before, after) = (below(3), below(6));
+            let mut line = vec![NAME];
+            line.extend((0..before).map(|_| words[below(words.len())]));
+            line.push(FREQUENT[below(FREQUENT.len())].0);
+            line.extend((0..after).map(|_| words[below(words.len())]));
+            let argv: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let Some(short) = short_cut(&argv) else { continue };
+            let by_whole = whole.clone().try_get_matches_from(argv::normalise(argv, &whole));
+            let by_whole = by_whole.unwrap_or_else(|err| panic!("{line:?}: {err}"));
+            assert_eq!(told(short), told(by_whole), "{line:?}");
+            understood += 1;
+        }
+        assert!(understood > 100, "{understood}");
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! Engines read the log file (containerd takes the last line of level `error`, podman takes the file for one object) and
 //! look for known words in it, so errno values are written as C programs do.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -31,12 +32,13 @@ impl Target {
         Target { log: global.log.clone(), format: global.log_format }
     }
 
-    /// From normalised arguments that could not be parsed as a whole.
+    /// From normalised arguments that could not be parsed as a whole. As where they could, only what is before the verb
+    /// counts (behind it may be a container's command, with options of its own), and of that the last.
     pub fn of_argv(argv: &[OsString]) -> Target {
-        let value =
-            |name: &str| argv.iter().filter_map(|a| a.to_str()).find_map(|a| a.strip_prefix(name)).map(str::to_owned);
-        let json = value("--log-format=").as_deref() == Some("json");
-        Target { log: value("--log=").map(PathBuf::from), format: if json { LogFormat::Json } else { LogFormat::Text } }
+        let options = || argv.iter().skip(1).map(|arg| arg.as_bytes()).take_while(|arg| arg.starts_with(b"-"));
+        let value = |name: &str| options().filter_map(|arg| arg.strip_prefix(name.as_bytes())).last();
+        let format = if value("--log-format=") == Some(b"json") { LogFormat::Json } else { LogFormat::Text };
+        Target { log: value("--log=").map(|path| PathBuf::from(OsStr::from_bytes(path))), format }
     }
 }
 
@@ -161,6 +163,20 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!((lines[1]["level"].as_str(), lines[1]["msg"].as_str()), (Some("error"), Some("sec\"ond\nline")));
         assert!(chrono::DateTime::parse_from_rfc3339(lines[1]["time"].as_str().unwrap()).is_ok());
+    }
+
+    /// Where an option was not understood, the error went to a file that the container's own command named.
+    #[test]
+    fn the_log_is_the_one_named_last_before_the_verb() {
+        let target = |line: &str| {
+            let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let target = Target::of_argv(&argv);
+            (target.log.map(|path| path.display().to_string()).unwrap_or_default(), target.format)
+        };
+        let json = ("/a".to_owned(), LogFormat::Json);
+        assert_eq!(target("x --log=/a --log-format=json exec --bad -- c1 x --log=/b --log-format=text"), json);
+        assert_eq!(target("x --log=/b --log-format=text --log=/a --log-format=json exec --bad"), json);
+        assert_eq!(target("x exec --bad -- c1 x --log=/b --log-format=json"), (String::new(), LogFormat::Text));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use oci_spec::runtime::{Capability, LinuxCapabilities, Process};
 
 use super::OpsError;
+use crate::spec;
 
 /// Where an exec's process comes from.
 #[derive(Debug, Clone)]
@@ -51,7 +52,10 @@ pub fn build(
         ProcessSource::File(path) => {
             let file = |source| OpsError::File { doing: "read", path: path.clone(), source };
             let text = std::fs::read(path).map_err(file)?;
-            serde_json::from_slice(&text).map_err(|source| OpsError::Json { path: path.clone(), source })
+            // Seldom is there something that is not known, so the short way comes first; its error says where.
+            serde_json::from_slice(&text)
+                .or_else(|err| serde_json::from_slice(&text).and_then(spec::process).map_err(|_| err))
+                .map_err(|source| OpsError::Json { path: path.clone(), source })
         }
         ProcessSource::Flags(flags) => from_flags(flags, own()?.unwrap_or_default()),
     }

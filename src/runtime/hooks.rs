@@ -39,8 +39,10 @@ pub const PHASES: [&str; 6] =
     ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 /// The verb by which libcontainer runs this program in the place of hooks.
 pub const RELAY_VERB: &str = "create-hooks";
-/// The variable that holds the [`Errand`].
-pub const ERRAND: &str = "AGENTSBX_HOOKS";
+/// The variables that hold the [`Errand`]: this with 0, 1, … behind it, each a piece of the text ([`ERRAND_PIECE`]).
+pub const ERRAND: &str = "AGENTSBX_HOOKS_";
+/// Longest piece of an errand, in bytes. The kernel takes no string of 128 KiB (MAX_ARG_STRLEN in execve(2)), but many.
+const ERRAND_PIECE: usize = 64 << 10;
 /// Longest state document that is read, in bytes.
 const STATE_MAX: u64 = 16 << 20;
 
@@ -179,13 +181,20 @@ impl Errand {
         let dir = phases.iter().any(|(phase, _)| phase == "createContainer").then(|| record.rootfs.clone());
         let (oci_version, bundle) = (record.oci_version.clone(), record.bundle.clone());
         let errand = Errand { oci_version, bundle, dir, phases, report };
-        let errand = json!(errand).to_string();
-        Some(json!({
-            "path": "/proc/self/exe",
-            "args": [super::NAME, RELAY_VERB],
-            "env": [format!("{ERRAND}={errand}")],
-        }))
+        let text = json!(errand).to_string();
+        let env: Vec<String> = pieces(&text).enumerate().map(|(n, piece)| format!("{ERRAND}{n}={piece}")).collect();
+        Some(json!({"path": "/proc/self/exe", "args": [super::NAME, RELAY_VERB], "env": env}))
     }
+}
+
+/// `text` in pieces of at most [`ERRAND_PIECE`] bytes.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let (piece, behind) = rest.split_at(rest.floor_char_boundary(ERRAND_PIECE));
+        rest = behind;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 /// Runs the hooks of an `errand` (JSON), with the state that libcontainer wrote to `state`
@@ -269,6 +278,21 @@ mod tests {
         assert_eq!(std::fs::read_to_string(dir.path().join("env")).unwrap(), "given\n\n");
     }
 
+    /// Hooks of more than 128 KiB together could not be passed on, and no container with them was made.
+    #[test]
+    fn a_long_errand_goes_in_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record(dir.path());
+        record.hooks = json!({"prestart": [{"path": "/x", "args": ["ä".repeat(3 * ERRAND_PIECE)]}]});
+        let hook = Errand::hook(&record, &["prestart"], 3).unwrap();
+        let env: Vec<&str> = hook["env"].as_array().unwrap().iter().map(|entry| entry.as_str().unwrap()).collect();
+        assert!(env.len() > 6 && env.iter().all(|entry| entry.len() < 128 << 10));
+        let piece = |(n, entry): (usize, &&str)| entry.strip_prefix(&format!("{ERRAND}{n}=")).unwrap().to_owned();
+        let text: String = env.iter().enumerate().map(piece).collect();
+        let errand: Errand = serde_json::from_str(&text).unwrap();
+        assert_eq!(json!(errand.phases[0].1), record.hooks["prestart"]);
+    }
+
     #[test]
     fn an_errand_goes_through_a_hook_and_completes_the_state() {
         let dir = tempfile::tempdir().unwrap();
@@ -277,7 +301,8 @@ mod tests {
         record.hooks = json!({"prestart": [], "createRuntime": [{"path": "/x"}], "poststop": [{"path": "/y"}]});
         assert!(Errand::hook(&record, &["prestart", "createContainer"], 3).is_none());
         let hook = Errand::hook(&record, &["prestart", "createRuntime"], 3).unwrap();
-        let text = hook["env"][0].as_str().unwrap().strip_prefix("AGENTSBX_HOOKS=").unwrap().to_owned();
+        assert_eq!(hook["env"].as_array().unwrap().len(), 1);
+        let text = hook["env"][0].as_str().unwrap().strip_prefix("AGENTSBX_HOOKS_0=").unwrap().to_owned();
         let errand: Errand = serde_json::from_str(&text).unwrap();
         assert_eq!(errand.phases, [("createRuntime".to_owned(), vec![json!({"path": "/x"})])]);
         let given = json!({"ociVersion": "v1", "id": "c1", "status": "creating", "pid": 7, "bundle": "/theirs"});

@@ -31,7 +31,7 @@ use crate::error::{chain, errno_text};
 use crate::init::program;
 use crate::policy::capabilities::{self, Sets};
 use crate::policy::seccomp::Program;
-use crate::spec::{Config, SpecError, normalise, passwd};
+use crate::spec::{self, Config, SpecError, normalise, passwd};
 use crate::sys::{SysError, attributes, process, signal};
 
 /// The command and what belongs to it, taken from the configuration as the engine wrote it.
@@ -220,7 +220,9 @@ fn capabilities_of(config: &Config) -> Result<Sets, SpecError> {
     if value.is_null() {
         return Ok(Sets::default());
     }
-    let spec = serde_json::from_value(value.clone())
+    let mut process = json!({"capabilities": value});
+    spec::drop_unknown_capabilities(&mut process);
+    let spec = serde_json::from_value(process["capabilities"].take())
         .map_err(|err| SpecError::Field { field: "process.capabilities", why: err.to_string() })?;
     Ok(capabilities::sets(&spec))
 }

@@ -10,6 +10,7 @@ mod reach;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use oci_spec::runtime::{Capability, Process};
 use serde_json::Value;
 
 use crate::durable;
@@ -284,9 +285,9 @@ impl Config {
 
     /// What the container's process has that its execs take from it.
     pub fn inherited(&self) -> Result<Inherited, SpecError> {
-        let process = self.at("/process").cloned().unwrap_or_default();
+        let document = self.at("/process").cloned().unwrap_or_default();
         let wrong = |err: serde_json::Error| SpecError::Field { field: "process", why: err.to_string() };
-        Ok(Inherited::from(&serde_json::from_value(process).map_err(wrong)?))
+        Ok(Inherited::from(&process(document).map_err(wrong)?))
     }
 
     /// `linux.cgroupsPath`, if not empty.
@@ -409,6 +410,23 @@ impl Mount {
     }
 }
 
+/// A process (`process.json`, or `process` of a configuration) from its document.
+///
+/// Capabilities that are not known here are left out, as the specification has it: an engine may be newer.
+pub fn process(mut document: Value) -> Result<Process, serde_json::Error> {
+    drop_unknown_capabilities(&mut document);
+    serde_json::from_value(document)
+}
+
+/// Takes the names that are not known out of the capability sets of a process.
+pub(crate) fn drop_unknown_capabilities(process: &mut Value) {
+    let is_known = |name: &Value| !name.is_string() || serde_json::from_value::<Capability>(name.clone()).is_ok();
+    let sets = process.get_mut("capabilities").and_then(Value::as_object_mut);
+    for set in sets.into_iter().flat_map(|sets| sets.values_mut()).filter_map(Value::as_array_mut) {
+        set.retain(is_known);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,6 +463,18 @@ mod tests {
         assert_eq!(config.host_uid(50), Some(7));
         value["linux"]["namespaces"] = json!([{"type": "pid"}]);
         assert_eq!(Config::from_value(value).host_uid(5), Some(5));
+    }
+
+    /// A container of an engine that knew one more capability than we do was refused.
+    #[test]
+    fn capabilities_that_are_unknown_are_left_out() {
+        let base = |caps: Value| json!({"args": ["x"], "cwd": "/", "user": {"uid": 0, "gid": 0}, "capabilities": caps});
+        let given = base(json!({"bounding": ["CAP_NEW", "CAP_KILL"], "ambient": ["CAP_NEW"]}));
+        let want = base(json!({"bounding": ["CAP_KILL"], "ambient": []}));
+        assert_eq!(process(given.clone()).unwrap(), serde_json::from_value(want).unwrap());
+        Config::from_value(json!({"process": given})).inherited().unwrap();
+        // What is no name at all is still a mistake.
+        process(base(json!({"bounding": [7]}))).unwrap_err();
     }
 
     /// A bundle whose configuration we have replaced: it, the engine's, ours.

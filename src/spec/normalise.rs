@@ -37,6 +37,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "cgroups-path", run: cgroups_path },
     Step { name: "rootfs-propagation", run: rootfs_propagation },
     Step { name: "no-new-privileges", run: no_new_privileges },
+    Step { name: "capabilities", run: capabilities },
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
     Step { name: "mount-destination", run: mount_destination },
@@ -144,6 +145,14 @@ fn no_new_privileges(config: &mut Config, _: &Context<'_>) -> Result<(), SpecErr
         && process.get("noNewPrivileges") == Some(&Value::Bool(false))
     {
         process.shift_remove("noNewPrivileges");
+    }
+    Ok(())
+}
+
+/// libcontainer takes a name that it does not know for a mistake in the whole configuration; see [`super::process`].
+fn capabilities(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    if let Some(process) = config.value_mut().get_mut("process") {
+        super::drop_unknown_capabilities(process);
     }
     Ok(())
 }
@@ -349,6 +358,11 @@ mod tests {
             check("rootfs-propagation", linux(before), linux(after));
         }
         check("no-new-privileges", json!({"process": {"noNewPrivileges": false}}), json!({"process": {}}));
+        check(
+            "capabilities",
+            json!({"process": {"capabilities": {"bounding": ["CAP_KILL", "CAP_NEW"]}}}),
+            json!({"process": {"capabilities": {"bounding": ["CAP_KILL"]}}}),
+        );
         check(
             "no-new-privileges",
             json!({"process": {"noNewPrivileges": true}}),

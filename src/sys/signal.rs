@@ -117,6 +117,12 @@ fn default_action(signal: i32) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
+/// Makes children be waited for, also where the caller ignores SIGCHLD: that is inherited, and the kernel then reaps them
+/// unasked, and nobody learns how they ended (waitid(2)).
+pub fn keep_children() {
+    default_action(libc::SIGCHLD);
+}
+
 /// Makes the signals that ask a process to end do so even for the first process of a pid namespace, for which the kernel
 /// ignores those without a handler. Ignored ones stay ignored. execve undoes it.
 pub fn end_when_asked() {
