@@ -27,6 +27,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,7 +96,9 @@ impl Store {
     pub fn prepare(root: &Path) -> Result<(), StoreError> {
         let path = root.join(DATABASE);
         let mut header = [0; schema::HEADER];
-        let read = File::open(&path).and_then(|mut file| file.read_exact(&mut header));
+        // Without waiting for who would write to a pipe of that name.
+        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        let read = opened.and_then(|mut file| file.read_exact(&mut header));
         if read.is_err() || !schema::is_current(&header) {
             // Not there yet, or not as it should be.
             return Store::open(root).map(drop);

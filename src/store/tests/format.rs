@@ -26,6 +26,19 @@ fn opening_makes_a_private_store_and_opens_it_again() {
     assert_sound(&again);
 }
 
+/// A create waited for ever.
+#[test]
+fn a_pipe_in_the_databases_place_is_refused_at_once() {
+    let f = fixture();
+    let path = f.root().join(DATABASE);
+    std::fs::remove_file(&path).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let root = f.root();
+    std::thread::spawn(move || done.send(Store::prepare(&root).is_err()));
+    assert_eq!(ended.recv_timeout(Duration::from_secs(10)), Ok(true));
+}
+
 #[test]
 fn a_directory_open_to_others_is_refused_and_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
