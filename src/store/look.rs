@@ -55,9 +55,14 @@ impl Store {
         }
         room::require_for_index(dir.as_fd()).at("write the log's index in", root)?;
         let path = root.join("db.sqlite");
-        if path.symlink_metadata().is_err() {
-            let lost = schema::has_layers(&path);
-            return Err(if lost { StoreError::Emptied { path } } else { none() });
+        match std::fs::metadata(&path) {
+            Err(_) if path.symlink_metadata().is_err() => {
+                let lost = schema::has_layers(&path);
+                return Err(if lost { StoreError::Emptied { path } } else { none() });
+            }
+            // A pipe would be waited for.
+            Ok(meta) if !meta.is_file() => return Err(StoreError::NotOurs { path }),
+            _ => {}
         }
         match connect(&path).map_err(|err| err.of_database(&path))? {
             Some(conn) => {

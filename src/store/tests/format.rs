@@ -35,7 +35,7 @@ fn a_pipe_in_the_databases_place_is_refused_at_once() {
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
     let (done, ended) = std::sync::mpsc::channel();
     let root = f.root();
-    std::thread::spawn(move || done.send(Store::prepare(&root).is_err()));
+    std::thread::spawn(move || done.send(Store::prepare(&root).is_err() && Store::open_to_read(&root).is_err()));
     assert_eq!(ended.recv_timeout(Duration::from_secs(10)), Ok(true));
 }
 
