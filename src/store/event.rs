@@ -190,7 +190,8 @@ impl Store {
         EventLines { store: self, after, page: Vec::new().into_iter(), ended: false }
     }
 
-    /// A container's history, oldest first: execs where they ended, other events in their place, running execs last.
+    /// A container's history, oldest first: execs where they ended, or where they were committed later; other events in
+    /// their place; running execs last.
     pub fn log(&self, key: ContainerKey) -> Result<Vec<LogEntry>, StoreError> {
         self.read("read log", |tx| {
             super::container::by_key(tx, key)?;

@@ -299,9 +299,9 @@ fn the_log_tells_everything_in_order() {
     let want = [
         "container-created".to_owned(),
         format!("exec {quick}"),
-        format!("exec {slow}"),
         "rollback".into(),
         "settled".into(),
+        format!("exec {slow}"),
         "commit".into(),
         format!("exec {running}"),
     ];
