@@ -68,24 +68,26 @@ const DENIED: [&str; 56] = [
 /// The namespace flags of clone(2).
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
+/// The capabilities that Docker gives a container.
+pub const CAPABILITIES: [&str; 14] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
 /// A container's configuration: `args` is its first process, `cgroup` its cgroup's path.
 pub fn config(args: &[&str], cgroup: &str) -> Value {
-    let caps = json!([
-        "CAP_AUDIT_WRITE",
-        "CAP_CHOWN",
-        "CAP_DAC_OVERRIDE",
-        "CAP_FOWNER",
-        "CAP_FSETID",
-        "CAP_KILL",
-        "CAP_MKNOD",
-        "CAP_NET_BIND_SERVICE",
-        "CAP_NET_RAW",
-        "CAP_SETFCAP",
-        "CAP_SETGID",
-        "CAP_SETPCAP",
-        "CAP_SETUID",
-        "CAP_SYS_CHROOT"
-    ]);
     json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -93,7 +95,7 @@ pub fn config(args: &[&str], cgroup: &str) -> Value {
             "args": args,
             "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=box", "HOME=/root"],
             "cwd": "/",
-            "capabilities": {"bounding": caps, "effective": caps, "permitted": caps},
+            "capabilities": {"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES},
             "oomScoreAdj": 0
         },
         "root": {"path": "rootfs"},

@@ -4,7 +4,7 @@
 //! alike. Every run is checked for having done its work; a run that has not ends the benchmark with an error.
 
 pub mod cases;
-mod config;
+pub mod config;
 mod facts;
 mod lab;
 mod measure;

@@ -135,22 +135,7 @@ impl<'e> Bundle<'e> {
 }
 
 fn config(args: &[&str], cgroup: &str) -> Value {
-    let caps = json!([
-        "CAP_AUDIT_WRITE",
-        "CAP_CHOWN",
-        "CAP_DAC_OVERRIDE",
-        "CAP_FOWNER",
-        "CAP_FSETID",
-        "CAP_KILL",
-        "CAP_MKNOD",
-        "CAP_NET_BIND_SERVICE",
-        "CAP_NET_RAW",
-        "CAP_SETFCAP",
-        "CAP_SETGID",
-        "CAP_SETPCAP",
-        "CAP_SETUID",
-        "CAP_SYS_CHROOT"
-    ]);
+    let caps = crate::bench::config::CAPABILITIES;
     json!({
         "ociVersion": "1.0.2",
         "process": {

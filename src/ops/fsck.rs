@@ -247,7 +247,9 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
     let mut repaired = Vec::new();
     let mut failed = Vec::new();
     let wanted = |repair| before.problems.iter().any(|p| p.repair == repair);
-    if wanted(Repair::Recover) || wanted(Repair::Forget) {
+    // It collects too.
+    let recovering = wanted(Repair::Recover) || wanted(Repair::Forget);
+    if recovering {
         let done = recover::all(context)?;
         repaired.extend(done.execs.iter().map(|e| format!("exec {} of {}: ended as aborted", e.exec, e.container)));
         repaired.extend(done.containers.iter().map(|id| format!("container {id}: its history was dropped")));
@@ -264,7 +266,7 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
         }
     }
     if wanted(Repair::Collect)
-        && !(wanted(Repair::Recover) || wanted(Repair::Forget))
+        && !recovering
         && let gc::Collected::Done(_, done) = gc::collect(context, false)?
     {
         repaired.extend(done.deleted.iter().map(|garbage| format!("{garbage}: deleted")));

@@ -14,11 +14,7 @@ use crate::store::{Container, LogEntry, Store, StoreError};
 
 /// The containers that have a history, oldest first.
 pub fn containers(context: &Context) -> Result<Vec<Container>, OpsError> {
-    let store = match context.store() {
-        Err(OpsError::Store(err)) if err.is_read_only() => Store::open_to_read(&context.config.store)?,
-        other => other?,
-    };
-    Ok(store.containers()?)
+    Ok(context.store_to_read()?.containers()?)
 }
 
 /// A container's history.

@@ -71,12 +71,25 @@ impl Context {
 
     /// As [`Context::container`], for who only looks: also in a store that can't be written, where nothing is repaired.
     pub fn container_to_read(&self, prefix: &str) -> Result<(Store, Container), OpsError> {
-        match self.container(prefix) {
-            Err(OpsError::Store(err)) if err.is_read_only() => {
-                let store = Store::open_to_read(&self.config.store)?;
-                let container = store.find(prefix)?;
-                Ok((store, container))
-            }
+        self.or_to_read(self.container(prefix), |store| {
+            let container = store.find(prefix)?;
+            Ok((store, container))
+        })
+    }
+
+    /// Opens the store, which must be there, for who only looks.
+    pub fn store_to_read(&self) -> Result<Store, OpsError> {
+        self.or_to_read(self.store(), Ok)
+    }
+
+    /// What came of opening the store to write, or what `look` makes of it where it can only be read.
+    fn or_to_read<T>(
+        &self,
+        opened: Result<T, OpsError>,
+        look: impl FnOnce(Store) -> Result<T, OpsError>,
+    ) -> Result<T, OpsError> {
+        match opened {
+            Err(OpsError::Store(err)) if err.is_read_only() => look(Store::open_to_read(&self.config.store)?),
             other => other,
         }
     }

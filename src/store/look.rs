@@ -18,8 +18,8 @@ use super::error::{DbContext, IoContext};
 use super::gc::{Garbage, names, reachable};
 use super::room::{self, RESERVES};
 use super::{
-    ContainerKey, ExecRecord, Finding, Store, StoreError, check_root, exec, open_root_if_there, schema, trash,
-    wait_for_others,
+    ContainerKey, DATABASE, ExecRecord, Finding, INDEX, LOG, Store, StoreError, check_root, exec, open_root_if_there,
+    schema, trash, wait_for_others, without_database,
 };
 
 /// How often leftovers are looked for again before they are told.
@@ -48,18 +48,14 @@ impl Store {
     /// Fails with [`StoreError::NoStore`] where there is none, and as [`Store::open`] does for a format that is not known
     /// here. What the directory's owner and mode are is for [`Store::check_files`] to tell.
     pub fn open_to_read(root: &Path) -> Result<Store, StoreError> {
-        let none = || StoreError::NoStore { path: root.to_owned() };
-        let dir = open_root_if_there(root)?.ok_or_else(none)?;
+        let dir = open_root_if_there(root)?.ok_or_else(|| without_database(root))?;
         if let Err(err @ StoreError::Filesystem { .. }) = check_root(root, &dir) {
             return Err(err);
         }
         room::require_for_index(dir.as_fd()).at("write the log's index in", root)?;
-        let path = root.join("db.sqlite");
+        let path = root.join(DATABASE);
         match std::fs::metadata(&path) {
-            Err(_) if path.symlink_metadata().is_err() => {
-                let lost = schema::has_layers(&path);
-                return Err(if lost { StoreError::Emptied { path } } else { none() });
-            }
+            Err(_) if path.symlink_metadata().is_err() => return Err(without_database(root)),
             // A pipe would be waited for.
             Ok(meta) if !meta.is_file() => return Err(StoreError::NotOurs { path }),
             _ => {}
@@ -68,7 +64,7 @@ impl Store {
             Some(conn) => {
                 Ok(Store { root: root.to_owned(), layers: root.join("layers"), conn, fragile: false, keep_events: 0 })
             }
-            None => Err(none()),
+            None => Err(StoreError::NoStore { path: root.to_owned() }),
         }
     }
 
@@ -80,8 +76,8 @@ impl Store {
         for name in ["layers", "trash", "locks"] {
             files.check(&root.join(name), Want::Directory, true)?;
         }
-        files.check(&root.join("db.sqlite"), Want::File, true)?;
-        for name in ["db.sqlite-wal", "db.sqlite-shm"].into_iter().chain(RESERVES) {
+        files.check(&root.join(DATABASE), Want::File, true)?;
+        for name in [LOG, INDEX].into_iter().chain(RESERVES) {
             files.check(&root.join(name), Want::File, false)?;
         }
         Ok(files.findings)
@@ -205,7 +201,7 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
 }
 
 fn has_log(path: &Path) -> bool {
-    path.with_file_name("db.sqlite-wal").symlink_metadata().is_ok_and(|log| log.len() > 0)
+    path.with_file_name(LOG).symlink_metadata().is_ok_and(|log| log.len() > 0)
 }
 
 /// What a file should be.

@@ -31,6 +31,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::MAIN_DB;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use rustix::fs::{Mode, OFlags};
@@ -58,8 +59,10 @@ pub const MAX_FIELD: usize = 64 << 10;
 /// How many exec rows that kept no layer are kept for one container.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
-/// The database's name in the store's root.
+/// The database's name in the store's root, and those of its log and of the log's index.
 const DATABASE: &str = "db.sqlite";
+const LOG: &str = "db.sqlite-wal";
+const INDEX: &str = "db.sqlite-shm";
 /// Size of the write-ahead log, bytes, from which on it is moved into the database when the store is closed. An exec writes
 /// some 40 KiB. The next process reads all that is there (some 2 µs a page), moving it syncs (a millisecond or more).
 ///
@@ -162,8 +165,10 @@ impl Store {
     /// the store is closed; to be called besides where nobody waits (while a command runs for long).
     pub fn maintain(&self) -> Result<(), StoreError> {
         const OP: &str = "empty the write-ahead log";
-        let log = self.root.join(format!("{DATABASE}-wal"));
-        if !std::fs::metadata(log).is_ok_and(|meta| meta.len() >= LOG_SIZE) {
+        // Who only looks must not write.
+        if self.conn.is_readonly(MAIN_DB).during(OP)?
+            || !std::fs::metadata(self.root.join(LOG)).is_ok_and(|meta| meta.len() >= LOG_SIZE)
+        {
             return Ok(());
         }
         // Those who are in the way do it themselves, at their end.
@@ -251,7 +256,7 @@ fn open_database(path: &Path) -> Result<Connection, StoreError> {
             if room::is_fragile(&rustix::fs::fstatfs(&database).at("statfs", path)?) {
                 // Written in place, so that a page that was written once can be written again when the disk is full. Where
                 // that can't be had, it is so.
-                for name in ["db.sqlite", "db.sqlite-wal", "db.sqlite-shm"] {
+                for name in [DATABASE, LOG, INDEX] {
                     if let Ok(file) = rustix::fs::open(path.with_file_name(name), flags, mode) {
                         let _ = rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW);
                     }
@@ -286,13 +291,17 @@ fn open_root_if_there(root: &Path) -> Result<Option<rustix::fd::OwnedFd>, StoreE
     }
 }
 
-/// Fails where there is no store, unless there are layers whose database is gone: that is worse.
+/// What a directory without a database is: no store, or, which is worse, one whose database is gone.
+fn without_database(root: &Path) -> StoreError {
+    let path = root.join(DATABASE);
+    if schema::has_layers(&path) { StoreError::Emptied { path } } else { StoreError::NoStore { path: root.to_owned() } }
+}
+
+/// Fails where there is no database.
 fn require_there(root: &Path) -> Result<(), StoreError> {
     let path = root.join(DATABASE);
     match rustix::fs::stat(&path) {
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) if !schema::has_layers(&path) => {
-            Err(StoreError::NoStore { path: root.to_owned() })
-        }
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Err(without_database(root)),
         // What else is wrong with it shows when it is opened.
         _ => Ok(()),
     }
