@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::cgroup;
 use super::error::{On, RuntimeError};
@@ -73,7 +74,7 @@ fn stop_creator(record: &Record) -> Result<(), RuntimeError> {
     if let Some(pidfd) = pidfd {
         // It may have ended by itself just now.
         let _ = pidfd.send(libc::SIGKILL);
-        pidfd.wait_ended(std::time::Duration::from_secs(5)).during("wait for the creating process")?;
+        pidfd.wait_ended(Duration::from_secs(5)).during("wait for the creating process")?;
     }
     Ok(())
 }
@@ -89,10 +90,24 @@ fn remove_resctrl(record: &Record) {
     }
 }
 
+/// How long supervisors may take to write down the ends of commands that were killed just now.
+const WRITING: Duration = Duration::from_secs(4);
+
+/// Removes a state directory, in which supervisors of the execs that ended with the container may still be writing.
 fn remove_dir(dir: &Path) -> Result<(), RuntimeError> {
-    match fs::remove_dir_all(dir) {
-        Err(err) if err.kind() != io::ErrorKind::NotFound => Err(err).on("remove", dir),
-        _ => Ok(()),
+    let begun = Instant::now();
+    loop {
+        match fs::remove_dir_all(dir) {
+            Err(err)
+                if matches!(err.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound)
+                    && dir.exists()
+                    && begun.elapsed() < WRITING =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(err) if err.kind() != io::ErrorKind::NotFound => return Err(err).on("remove", dir),
+            _ => return Ok(()),
+        }
     }
 }
 
@@ -114,6 +129,35 @@ mod tests {
         sample(&root.path().join("c1")).save().unwrap();
         assert!(delete(&request(false)).unwrap().is_none());
         assert!(!root.path().join("c1").exists());
+    }
+
+    /// A forced delete failed with "directory not empty" when a supervisor had just put a file there.
+    #[test]
+    fn what_is_written_meanwhile_goes_too() {
+        let root = tempfile::tempdir().unwrap();
+        for n in 0..30 {
+            let dir = root.path().join(n.to_string());
+            fs::create_dir(&dir).unwrap();
+            let begun = Instant::now();
+            let writing = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Until there is no place for it any more.
+                    for n in 0.. {
+                        let made = crate::durable::replace_unsynced(&dir.join(format!("f{n}")), b"x", 0o600);
+                        if n == 50 {
+                            writing.wait();
+                        }
+                        if n > 50 && (made.is_err() || begun.elapsed() > Duration::from_millis(20)) {
+                            return;
+                        }
+                    }
+                });
+                writing.wait();
+                remove_dir(&dir).unwrap();
+            });
+            assert!(!dir.exists());
+        }
     }
 
     #[test]
