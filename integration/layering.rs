@@ -17,7 +17,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("config", &["terms", "id", "error"]),
     ("telemetry", &["error"]),
     ("spec", &["durable", "id", "error"]),
-    ("policy", &["spec", "sys", "error"]),
+    ("policy", &["spec", "sys", "config", "terms", "error"]),
     ("rootfs", &["sys", "error"]),
     // The event log's hash goes into the transaction that the event tells of.
     ("store", &["audit", "durable", "terms", "id", "error"]),

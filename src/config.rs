@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::{Classify, Kind};
-use crate::terms::{LayerMode, Orphans, Timeout, UnknownValue};
+use crate::terms::{LayerMode, Orphans, Profile, Timeout, UnknownValue};
 
 /// Where the file is looked for if nothing else is said.
 pub const DEFAULT_FILE: &str = "/etc/agentsbx/config.toml";
@@ -83,6 +83,8 @@ pub struct Config {
     pub orphans: Orphans,
     /// About how many events the store's log keeps; 0: all.
     pub keep_events: u64,
+    /// How containers are hardened where their annotations don't say.
+    pub profile: Profile,
 }
 
 impl Default for Config {
@@ -93,6 +95,7 @@ impl Default for Config {
             timeout: Timeout(Some(DEFAULT_TIMEOUT)),
             orphans: Orphans::Kill,
             keep_events: DEFAULT_KEEP_EVENTS,
+            profile: Profile::Strict,
         }
     }
 }
@@ -114,6 +117,7 @@ pub struct Sources {
 #[serde(deny_unknown_fields)]
 struct File {
     store: Option<PathBuf>,
+    profile: Option<String>,
     #[serde(default)]
     exec: Exec,
     #[serde(default)]
@@ -200,6 +204,12 @@ fn resolve(text: &str, path: &Path, sources: &Sources) -> Result<Config, ConfigE
             .map_err(value("exec.orphans"))?
             .unwrap_or(default.orphans),
         keep_events: file.log.keep.unwrap_or(default.keep_events),
+        profile: file
+            .profile
+            .map(|text| text.parse())
+            .transpose()
+            .map_err(value("profile"))?
+            .unwrap_or(default.profile),
     })
 }
 

@@ -116,6 +116,16 @@ word! {
 }
 
 word! {
+    /// How much of what an engine asks for a container gets.
+    Profile ("profile") {
+        /// Hardened: what model-written code needs, and no more.
+        Strict = "strict",
+        /// The configuration exactly as given.
+        Oci = "oci",
+    }
+}
+
+word! {
     /// How a command ended.
     EndKind ("end") {
         /// By itself, with a code.

@@ -27,7 +27,7 @@ pub struct Process {
     pub cgroup: String,
     /// The daemons' output.
     pub logs: PathBuf,
-    /// A configuration file without a word in it, so that the host's own has no say.
+    /// A configuration file of the tests' own, so that the host's has no say: profile `oci`.
     pub config: PathBuf,
     // Its stdin is the pipe whose end tells it to put everything away; held, never used.
     _guard: Child,
@@ -50,7 +50,7 @@ pub fn process() -> &'static Process {
         // runc refuses a root filesystem whose path has a symlink in it.
         let [run, data, logs] = [run, data, logs].map(|dir| fs::canonicalize(dir).expect("resolve a directory"));
         let config = data.join("config.toml");
-        fs::write(&config, "").expect("write a configuration");
+        fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
         let log = fs::File::create(logs.join("guard.log")).expect("make the guard's log");
         let guard = Command::new("setsid")
             .arg(repository().join("hack/guard.sh"))

@@ -1,7 +1,7 @@
 //! `create` and the first half of `run`: the container, then its row in the store.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
@@ -18,8 +18,10 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     // yet, since the first process would inherit its descriptors until it is started.
     Store::prepare(&context.config.store)?;
     require_descriptors()?;
-    refuse_reserved(&request.bundle)?;
-    let record = make(request)?;
+    let notes = Config::load(&request.bundle).map_err(RuntimeError::from)?.annotations();
+    refuse_reserved(&notes)?;
+    let policy = super::policy::of(&context.config, &notes)?;
+    let record = make(request, &policy)?;
     let id = record.id.clone();
     register(&context.store()?, record).inspect_err(|_| {
         // The error that is on its way is the one to tell.
@@ -38,14 +40,13 @@ fn require_descriptors() -> Result<(), OpsError> {
 }
 
 /// Annotations that ask for what this version does not do, or for what cannot be.
-fn refuse_reserved(bundle: &Path) -> Result<(), OpsError> {
-    let notes = Config::load(bundle).map_err(RuntimeError::from)?.annotations();
+fn refuse_reserved(notes: &BTreeMap<String, String>) -> Result<(), OpsError> {
     for (name, allowed) in annotations::RESERVED {
         if let Some(value) = notes.get(*name).filter(|value| !value.is_empty() && !allowed.contains(&value.as_str())) {
             return Err(OpsError::Reserved { name, value: value.clone() });
         }
     }
-    super::exec::check_annotations(&notes)
+    super::exec::check_annotations(notes)
 }
 
 /// `run`: create and start in one, and in the foreground stay until it has ended and is deleted.

@@ -1,5 +1,78 @@
-//! What a container may do, as pure functions from a spec to values that other modules enforce.
+//! What a container may do: pure functions from what its engine asks for to what it gets, each change with its reason.
+//!
+//! [`harden`] is called once, when a container is created; its result is what libcontainer and our own code then carry out.
+//! What must hold for every exec of the container too is in its [`Confinement`], which is kept in the container's record:
+//! a configuration that changes later does not change a container that runs.
 
 pub mod capabilities;
+mod confinement;
+mod decision;
 mod enosys;
+mod host;
+mod process;
 pub mod seccomp;
+
+pub use confinement::Confinement;
+pub use decision::{Decision, Refusal};
+pub use host::Host;
+
+use serde_json::Value;
+
+use crate::spec::Config as Spec;
+use crate::terms::Profile;
+
+/// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// The profile.
+    pub profile: Profile,
+}
+
+/// A hardened configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hardened {
+    /// The configuration that is carried out.
+    pub spec: Spec,
+    /// What was changed, and why; empty where nothing was.
+    pub decisions: Vec<Decision>,
+    /// What holds for every exec.
+    pub confinement: Confinement,
+}
+
+/// One part of a profile: changes what it finds fault with, and says so.
+type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
+
+/// The parts of `strict`, in order.
+const STRICT: &[Pass] = &[process::first];
+
+/// What the passes work on.
+struct Work<'a> {
+    spec: &'a mut Value,
+    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
+    policy: &'a Policy,
+    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
+    host: &'a Host,
+    #[expect(dead_code, reason = "the passes that ask for it are not written yet")]
+    confinement: &'a mut Confinement,
+    decisions: &'a mut Vec<Decision>,
+}
+
+impl Work<'_> {
+    /// Notes a change of `field`.
+    fn decide(&mut self, field: impl Into<String>, from: Value, to: Value, why: &'static str) {
+        self.decisions.push(Decision { field: field.into(), from, to, why: why.into() });
+    }
+}
+
+/// Hardens an engine's configuration. With profile `oci` it is the engine's, untouched.
+pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, Refusal> {
+    let mut spec = engine.clone();
+    let mut decisions = Vec::new();
+    let mut confinement = Confinement { profile: policy.profile, ..Confinement::default() };
+    if policy.profile == Profile::Strict {
+        let mut work =
+            Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
+        STRICT.iter().try_for_each(|pass| pass(&mut work))?;
+    }
+    Ok(Hardened { spec, decisions, confinement })
+}

@@ -29,6 +29,7 @@ use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
+use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
@@ -67,8 +68,8 @@ pub struct CreateRequest {
     pub debug_log: Option<fs::File>,
 }
 
-/// Creates the container. The calling process must be single-threaded: it forks.
-pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
+/// Creates the container, hardened by `policy`. The calling process must be single-threaded: it forks.
+pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, RuntimeError> {
     let Some(id) = &request.id else {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
@@ -82,6 +83,7 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
+    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &Host::default())?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -97,7 +99,7 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, lock };
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -111,8 +113,10 @@ pub fn create(request: &CreateRequest) -> Result<Record, RuntimeError> {
 struct Bundle {
     path: PathBuf,
     rootfs: PathBuf,
-    /// The configuration as the engine wrote it.
+    /// The configuration as the engine wrote it, hardened.
     engine: Config,
+    decisions: Vec<Decision>,
+    confinement: Confinement,
     lock: OwnedFd,
 }
 
@@ -197,7 +201,7 @@ fn build(
         bundle: &bundle.path,
         systemd_cgroup: request.systemd_cgroup,
     };
-    let changed = normalise::normalise(&mut config, &context)?;
+    let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
@@ -224,7 +228,7 @@ fn build(
         }
         return made;
     }
-    build_in(request, id, bundle, dir, paths, Made { root, config, changed: !changed.is_empty(), all, scope: None })
+    build_in(request, id, bundle, dir, paths, Made { root, config, changed, all, scope: None })
 }
 
 /// What is ready before the container's record is.
@@ -281,6 +285,8 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        confinement: bundle.confinement.clone(),
+        decisions: bundle.decisions.clone(),
         dir,
     };
     record.save()?;

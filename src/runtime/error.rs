@@ -6,6 +6,7 @@ use super::members::CgroupError;
 use super::state::Status;
 use super::systemd::SystemdError;
 use crate::error::{Classify, Kind};
+use crate::policy::Refusal;
 use crate::spec::SpecError;
 
 /// A failed operation on a container. Texts without a name of ours are runc's own: engines look for them.
@@ -43,6 +44,9 @@ pub enum RuntimeError {
     /// The bundle or its configuration.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// What the profile does not let a container have.
+    #[error(transparent)]
+    Policy(#[from] Refusal),
     /// `--console-socket` where there is no use for it.
     #[error("cannot use console socket if {} will not detach or allocate tty", super::NAME)]
     ConsoleSocketUnused,
@@ -138,6 +142,7 @@ impl Classify for RuntimeError {
             | E::IsNotRunning(_)
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
+            E::Policy(err) => err.kind(),
             E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),

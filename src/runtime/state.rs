@@ -14,6 +14,7 @@ use super::members;
 use super::seccomp::Filter;
 use crate::durable;
 use crate::id::ContainerId;
+use crate::policy::{Confinement, Decision};
 use crate::spec::inherited::Inherited;
 use crate::sys::proc;
 
@@ -128,6 +129,12 @@ pub struct Record {
     /// `hooks` of the configuration: the bundle may be gone or changed when the later ones are due.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub hooks: serde_json::Value,
+    /// What its profile makes of every exec.
+    #[serde(default)]
+    pub confinement: Confinement,
+    /// What its profile changed of the engine's configuration; only while it is created.
+    #[serde(skip)]
+    pub decisions: Vec<Decision>,
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
@@ -279,6 +286,8 @@ pub(crate) mod tests {
             keyring: true,
             inherited: Inherited::default(),
             hooks: serde_json::Value::Null,
+            confinement: Confinement::default(),
+            decisions: Vec::new(),
             dir: dir.to_owned(),
         }
     }

@@ -10,8 +10,7 @@ pub const TIMEOUT: &str = "dev.agentsbx.timeout";
 pub const ORPHANS: &str = "dev.agentsbx.orphans";
 /// What this version can't do, with the values that ask for nothing beyond what it does. A container that asks for more is
 /// refused: it would run with less than its owner believes.
-pub const RESERVED: &[(&str, &[&str])] =
-    &[(SETTLE, &["never"]), (SNAPSHOT, &[]), (LAYERS, &[]), (HOOKS, &[]), (PROFILE, &["oci"])];
+pub const RESERVED: &[(&str, &[&str])] = &[(SETTLE, &["never"]), (SNAPSHOT, &[]), (LAYERS, &[]), (HOOKS, &[])];
 
 /// Name of the snapshot to start from.
 pub const SNAPSHOT: &str = "dev.agentsbx.snapshot";
@@ -21,6 +20,10 @@ pub const LAYERS: &str = "dev.agentsbx.layers";
 pub const HOOKS: &str = "dev.agentsbx.hooks";
 /// Hardening profile: `strict`, `oci`.
 pub const PROFILE: &str = "dev.agentsbx.profile";
+/// JSON: what becomes of bind mounts: `ro`, `rw`, `cow`, `exec` for each destination.
+pub const MOUNTS: &str = "dev.agentsbx.mounts";
+/// JSON: path rules, `deny`, `readOnly`, `allowWrite`, each a list of absolute paths.
+pub const FILES: &str = "dev.agentsbx.files";
 /// Written by us: the generation that HEAD is.
 pub const GENERATION: &str = "dev.agentsbx.generation";
 /// Written by us: the last ended exec's result document, bounded in size.

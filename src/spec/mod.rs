@@ -3,6 +3,7 @@
 pub mod annotations;
 pub mod inherited;
 pub mod inroot;
+pub mod mount_rules;
 pub mod normalise;
 pub mod passwd;
 mod reach;

@@ -109,6 +109,7 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     let bundle = record.bundle.clone();
     let mut process = process::build(&request.process, || own_process(&bundle))?;
     record.inherited.complete(&mut process);
+    record.confinement.harden(&mut process);
     let terminal = process.terminal().unwrap_or(false);
     if request.console_socket.is_some() && !(request.detach && terminal) {
         return Err(crate::runtime::RuntimeError::ConsoleSocketUnused.into());

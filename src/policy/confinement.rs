@@ -1,0 +1,39 @@
+//! What holds for every exec of a container, decided when the container is created.
+
+use std::path::PathBuf;
+
+use oci_spec::runtime::Process;
+use serde::{Deserialize, Serialize};
+
+use super::{Decision, process};
+use crate::terms::Profile;
+
+/// Kept in the container's record. Without one (`Default`) nothing is taken from an exec.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Confinement {
+    /// The profile that the container was made with.
+    pub profile: Profile,
+    /// Destinations of bind mounts that every exec gets as an overlay, whose writes are in its layer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copy_on_write: Vec<PathBuf>,
+    /// What a layer may take on disk, in bytes; none: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_bytes: Option<u64>,
+}
+
+impl Default for Confinement {
+    fn default() -> Confinement {
+        Confinement { profile: Profile::Oci, copy_on_write: Vec::new(), layer_bytes: None }
+    }
+}
+
+impl Confinement {
+    /// Hardens an exec's process; what was changed.
+    pub fn harden(&self, process: &mut Process) -> Vec<Decision> {
+        match self.profile {
+            Profile::Strict => process::exec(self, process),
+            Profile::Oci => Vec::new(),
+        }
+    }
+}
