@@ -9,12 +9,14 @@ mod confinement;
 mod decision;
 mod enosys;
 mod host;
+pub mod limits;
 mod process;
 pub mod seccomp;
 
 pub use confinement::Confinement;
 pub use decision::{Decision, Refusal};
 pub use host::Host;
+pub use limits::Limits;
 
 use serde_json::Value;
 
@@ -22,10 +24,12 @@ use crate::spec::Config as Spec;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// The limits of a container whose engine sets none.
+    pub limits: Limits,
 }
 
 /// A hardened configuration.
@@ -43,16 +47,13 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first];
+const STRICT: &[Pass] = &[process::first, limits::limits];
 
 /// What the passes work on.
 struct Work<'a> {
     spec: &'a mut Value,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     policy: &'a Policy,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
-    #[expect(dead_code, reason = "the passes that ask for it are not written yet")]
     confinement: &'a mut Confinement,
     decisions: &'a mut Vec<Decision>,
 }
