@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use super::OpsError;
 use crate::config::Config;
-use crate::policy::Policy;
-use crate::spec::annotations;
-use crate::terms::Profile;
+use crate::policy::{Policy, Refusal};
+use crate::runtime::RuntimeError;
+use crate::spec::{annotations, mount_rules};
+use crate::terms::{Allow, Profile};
 
 /// The policy for a container with these annotations.
 pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, OpsError> {
@@ -15,5 +16,19 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
         .map(|value| value.parse())
         .transpose()
         .map_err(|source| OpsError::Setting { from: format!("annotation {}", annotations::PROFILE), source })?;
-    Ok(Policy { profile: asked.unwrap_or(config.profile) })
+    if asked == Some(Profile::Oci) && config.profile == Profile::Strict && !config.rules.allows(Allow::Profile) {
+        return Err(RuntimeError::from(Refusal {
+            what: format!("annotation {}: \"oci\"", annotations::PROFILE),
+            why: "the container would run without the hardening that this host has configured".to_owned(),
+            remedy: "leave it out, or have \"profile\" in the configuration's allow".to_owned(),
+        })
+        .into());
+    }
+    let mounts = notes.get(annotations::MOUNTS).filter(|value| !value.is_empty());
+    let mounts = mounts.map(|text| mount_rules::parse(text)).transpose().map_err(RuntimeError::from)?;
+    Ok(Policy {
+        profile: asked.unwrap_or(config.profile),
+        rules: config.rules.clone(),
+        mounts: mounts.unwrap_or_default(),
+    })
 }

@@ -16,16 +16,25 @@ pub use confinement::Confinement;
 pub use decision::{Decision, Refusal};
 pub use host::Host;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
+use crate::config::Rules;
 use crate::spec::Config as Spec;
+use crate::spec::mount_rules::MountRule;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// What the configuration lets pass or takes besides.
+    pub rules: Rules,
+    /// What the container's annotation says of its bind mounts, by destination.
+    pub mounts: BTreeMap<PathBuf, MountRule>,
 }
 
 /// A hardened configuration.
