@@ -195,6 +195,7 @@ fn launch(
         capabilities: described.capabilities,
         no_new_privileges: process.no_new_privileges().unwrap_or(false),
         seccomp: seccomp::load(record)?,
+        fence: record.confinement.fence.clone(),
         rlimits: described.rlimits,
         oom_score_adj: process.oom_score_adj(),
         io_priority: described.io_priority,
