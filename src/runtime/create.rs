@@ -30,6 +30,7 @@ use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
 use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, landlock, proc, socket};
 use crate::telemetry::ErrorCapture;
@@ -286,6 +287,7 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        id_maps: IdMaps::of(engine),
         confinement: bundle.confinement.clone(),
         decisions: bundle.decisions.clone(),
         dir,

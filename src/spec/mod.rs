@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod file_rules;
+pub mod idmap;
 pub mod inherited;
 pub mod inroot;
 pub mod mount_rules;
