@@ -175,7 +175,7 @@ mod tests {
              [devices]\nallow = ['/dev/fuse', 'c 10:* rw']\n[sysctl]\nallow = ['kernel.x', 'net.*']\n\
              [paths]\nmask = ['/proc/x']\nread-only = ['/proc/y']\n\
              [limits]\ncpus = 0.5\nmemory = '512M'\npids = 'none'\nlayer = 0\nnofile = 1024\n\
-             [files]\ndeny = ['/a']\nread-only = ['/b']\nallow-write = ['/c']\naudit = ['/d']\n",
+             [files]\ndeny = ['/a']\nread-only = ['/b']\nallow-write = ['/c']\naudit = true\n",
         )
         .unwrap();
         assert_eq!((got.profile, got.layer, got.orphans), (Profile::Oci, LayerMode::Hold, Orphans::Wait));
@@ -189,7 +189,9 @@ mod tests {
         assert_eq!(rules.devices.allow, [Device::Path("/dev/fuse".into()), any]);
         let limits = Limits { cpus: Some(0.5), memory: Some(512 << 20), pids: None, layer: None, nofile: Some(1024) };
         assert_eq!(rules.limits, limits);
-        assert_eq!(rules.files.allow_write, [Path::new("/c")]);
+        assert_eq!(rules.files.allow_write, Some(vec![PathBuf::from("/c")]));
+        assert!(rules.files.audit);
+        assert_eq!(parse("[files]\nallow-write = []\n").unwrap().rules.files.allow_write, Some(Vec::new()));
         assert_eq!(parse("[exec]\ntimeout = 7\n").unwrap().timeout, Timeout(Some(Duration::from_secs(7))));
         assert_eq!(parse("[limits]\nmemory = '2GiB'\n").unwrap().rules.limits.memory, Some(2 << 30));
         assert_eq!(parse("[limits]\nmemory = 4096\n").unwrap().rules.limits.memory, Some(4096));
@@ -219,6 +221,8 @@ mod tests {
             ("[limits]\nmemory = -1\n", "line 2, limits.memory", "expected a size"),
             ("[limits]\ncpus = -1\n", "line 2, limits.cpus", "expected processors"),
             ("[limits]\npids = 1.5\n", "line 2, limits.pids", "expected a positive number"),
+            ("[files]\nallow-write = 'some'\n", "line 2, files.allow-write", "or \"all\""),
+            ("[files]\nallow-write = ['x']\n", "line 2, files.allow-write", "expected an absolute path"),
             ("[log]\nkeep = 'all'\n", "line 2, log.keep", "invalid type"),
             ("x = [[\n", "line 1, x", "unclosed array"),
             ("[exec\n", "line 1, exec", "unclosed table"),

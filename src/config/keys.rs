@@ -63,8 +63,11 @@ pub const KEYS: &[Key] = &[
     key("limits.nofile", "Open files of a process, where the engine sets no limit, and the most that it may set."),
     key("files.deny", "Paths of the container that its programs can neither read, write nor execute."),
     key("files.read-only", "Paths of the container that its programs cannot write."),
-    key("files.allow-write", "If there are any: the only paths of the container that its programs can write."),
-    key("files.audit", "Paths of the container whose use is told."),
+    key(
+        "files.allow-write",
+        "The only paths of the container that its programs can write, with what lies below them; \"all\" is no such limit.",
+    ),
+    key("files.audit", "Whether the kernel's audit log tells what these rules refuse."),
 ];
 
 /// One key's value.

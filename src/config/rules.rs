@@ -147,12 +147,11 @@ pub struct Files {
     /// Cannot be written.
     #[serde(deserialize_with = "paths")]
     pub read_only: Vec<PathBuf>,
-    /// If there are any, nothing else can be written.
-    #[serde(deserialize_with = "paths")]
-    pub allow_write: Vec<PathBuf>,
-    /// Access to them is told.
-    #[serde(deserialize_with = "paths")]
-    pub audit: Vec<PathBuf>,
+    /// Nothing else can be written; none is no such limit.
+    #[serde(deserialize_with = "paths_or_all", serialize_with = "all_or")]
+    pub allow_write: Option<Vec<PathBuf>>,
+    /// The kernel's audit log tells of refusals.
+    pub audit: bool,
 }
 
 /// One entry of `devices.allow`.
@@ -308,6 +307,30 @@ fn or_none<S: Serializer, N: Serialize>(value: &Option<N>, serializer: S) -> Res
     match value {
         None => serializer.serialize_str("none"),
         Some(n) => n.serialize(serializer),
+    }
+}
+
+fn paths_or_all<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PathBuf>>, D::Error> {
+    struct PathsOrAll;
+    impl<'de> Visitor<'de> for PathsOrAll {
+        type Value = Option<Vec<PathBuf>>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of paths, or \"all\"")
+        }
+        fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Self::Value, E> {
+            if value == "all" { Ok(None) } else { Err(E::invalid_value(serde::de::Unexpected::Str(value), &self)) }
+        }
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+            paths(serde::de::value::SeqAccessDeserializer::new(list)).map(Some)
+        }
+    }
+    deserializer.deserialize_any(PathsOrAll)
+}
+
+fn all_or<S: Serializer>(value: &Option<Vec<PathBuf>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        None => serializer.serialize_str("all"),
+        Some(paths) => paths.serialize(serializer),
     }
 }
 
