@@ -12,25 +12,6 @@ const PERIOD: u64 = 100_000;
 /// The kernel takes no smaller quota, microseconds.
 const QUOTA_MIN: u64 = 1_000;
 
-/// The limits of a container whose engine sets none.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
-    /// Processors' worth of time; none: no limit.
-    pub cpus: Option<f64>,
-    /// Memory and swap together, bytes; none: no limit.
-    pub memory: Option<u64>,
-    /// Processes and threads; none: no limit.
-    pub pids: Option<u64>,
-    /// What a layer takes on disk, bytes; none: no limit.
-    pub layer: Option<u64>,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { cpus: Some(2.0), memory: Some(2 << 30), pids: Some(256), layer: Some(5 << 30) }
-    }
-}
-
 const CPU: &str = "the engine set no limit on processor time";
 const CPU_CEILING: &str = "the engine set no limit on processor time, and the cgroup above has less than the default";
 const MEMORY: &str = "the engine set no limit on memory";
@@ -39,8 +20,8 @@ const NO_SWAP: &str = "the host does not account for swap, so only memory can be
 const PIDS: &str = "the engine set no limit on processes";
 
 /// The pass of `strict`.
-pub(super) fn limits(work: &mut Work<'_>) -> Result<(), Refusal> {
-    let limits = work.policy.limits;
+pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
+    let limits = work.policy.rules.limits.clone();
     cpu(work, limits.cpus);
     memory(work, limits.memory);
     pids(work, limits.pids);
@@ -106,7 +87,7 @@ fn memory(work: &mut Work<'_>, bytes: Option<u64>) {
     }
 }
 
-fn pids(work: &mut Work<'_>, count: Option<u64>) {
+fn pids(work: &mut Work<'_>, count: Option<i64>) {
     let Some(count) = count else { return };
     if !is_set(&resource(work, "pids")["limit"]) {
         put(work, "pids", "limit", json!(count), PIDS);
@@ -121,11 +102,11 @@ mod tests {
 
     fn hardened(resources: Value, host: &Host) -> (Value, Vec<Decision>, Confinement) {
         let mut spec = json!({"linux": {"resources": resources}});
-        let policy = Policy { profile: Profile::Strict, limits: Limits::default() };
+        let policy = Policy { profile: Profile::Strict, ..Policy::default() };
         let (mut confinement, mut decisions) = (Confinement::default(), Vec::new());
         let mut work =
             Work { spec: &mut spec, policy: &policy, host, confinement: &mut confinement, decisions: &mut decisions };
-        limits(&mut work).unwrap();
+        pass(&mut work).unwrap();
         (spec["linux"]["resources"].take(), decisions, confinement)
     }
 

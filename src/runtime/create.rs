@@ -31,6 +31,7 @@ use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
@@ -287,6 +288,7 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        id_maps: IdMaps::of(engine),
         confinement: bundle.confinement.clone(),
         decisions: bundle.decisions.clone(),
         dir,

@@ -6,7 +6,7 @@ use super::cgroup::{self, Hierarchy};
 use super::error::RuntimeError;
 use crate::policy::{Host, Policy};
 use crate::spec::Config;
-use crate::sys::proc;
+use crate::sys::{landlock, proc};
 use crate::terms::Profile;
 
 /// The facts for the container of `engine`. A policy that changes nothing asks for none.
@@ -16,7 +16,11 @@ pub fn look(engine: &Config, policy: &Policy) -> Result<Host, RuntimeError> {
     }
     let all = cgroup::hierarchies()?;
     let path = engine.cgroups_path().unwrap_or_default();
-    Ok(Host { swap_accounting: counts_swap(&all), cpu_ceiling: cpu_ceiling(Path::new(&path), &all) })
+    Ok(Host {
+        landlock: landlock::version(),
+        swap_accounting: counts_swap(&all),
+        cpu_ceiling: cpu_ceiling(Path::new(path), &all),
+    })
 }
 
 /// Whether the memory controller can limit what is swapped out. Its file is in every group but v2's root.
