@@ -21,6 +21,7 @@ use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
 use super::host;
 use super::launch::{self, Identity};
+use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
@@ -278,6 +279,7 @@ fn build_in(
         creator: Some(ProcessId { pid, start_time }),
         cgroups: dirs.clone(),
         cgroup_path,
+        manages_cgroups: leaf::is_manager(engine),
         systemd_cgroup: request.systemd_cgroup,
         readonly_root: config.readonly_root(),
         annotations: config.annotations(),
@@ -400,6 +402,12 @@ fn launch(
         // make device nodes.
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
+    }
+    let memory = &config.value()["linux"]["resources"]["memory"];
+    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
     }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
