@@ -10,6 +10,7 @@ mod decision;
 mod enosys;
 pub mod files;
 mod host;
+mod limits;
 mod process;
 pub mod seccomp;
 
@@ -57,7 +58,12 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first, files::pass];
+#[rustfmt::skip]
+const STRICT: &[Pass] = &[
+    process::first,
+    files::pass,
+    limits::limits,
+];
 
 /// What the passes work on.
 struct Work<'a> {
