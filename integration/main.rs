@@ -15,5 +15,6 @@ mod layering;
 mod lifecycle;
 mod podman;
 mod schema;
+mod security;
 mod soak;
 mod support;
