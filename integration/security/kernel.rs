@@ -100,7 +100,7 @@ const NOT_EVERYWHERE: &[&str] = &[
 /// The same tables where nothing stands in their way: what works there is really an attack.
 #[test]
 fn the_attacks_work_where_nothing_stands_in_their_way() {
-    let env = Env::configured("profile = 'oci'\n");
+    let env = Env::with_config("profile = 'oci'\n");
     let output = hostile(&env, Asks::Everything, ["/attack", "tables"]).run();
     let got = outcomes(&output.stdout);
     assert!(got.len() >= ATTACKS, "{}", output.both());

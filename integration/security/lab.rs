@@ -76,7 +76,7 @@ pub fn all_capabilities() -> &'static [String] {
 
 /// An environment with the default configuration: profile `strict`.
 pub fn strict() -> Env {
-    Env::configured("")
+    Env::with_config("")
 }
 
 /// An attacker's container, not yet made: its image has the attacking program, also setuid and with file capabilities,

@@ -88,7 +88,7 @@ pub struct Env {
     pub store: PathBuf,
     /// Bundles and other scratch files.
     pub dir: PathBuf,
-    /// The configuration file.
+    /// `AGENTSBX_CONFIG`
     pub config: PathBuf,
     /// The binary.
     pub binary: PathBuf,
@@ -109,8 +109,8 @@ impl Env {
         env
     }
 
-    /// A new one with a configuration file of its own; an empty one is the defaults, profile `strict` among them.
-    pub fn configured(text: &str) -> Env {
+    /// A new one with a configuration of its own; one without a word in it is the default: profile `strict`.
+    pub fn with_config(text: &str) -> Env {
         let mut env = Env::new();
         env.config = env.dir.join("config.toml");
         fs::write(&env.config, text).expect("write a configuration");

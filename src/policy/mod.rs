@@ -8,6 +8,7 @@ pub mod capabilities;
 mod confinement;
 mod decision;
 mod enosys;
+pub mod files;
 mod host;
 mod process;
 pub mod seccomp;
@@ -19,13 +20,17 @@ pub use host::Host;
 use serde_json::Value;
 
 use crate::spec::Config as Spec;
+use crate::spec::annotations;
+use crate::spec::file_rules::FileRules;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// Where files can be read and written.
+    pub files: FileRules,
 }
 
 /// A hardened configuration.
@@ -43,16 +48,13 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first];
+const STRICT: &[Pass] = &[process::first, files::pass];
 
 /// What the passes work on.
 struct Work<'a> {
     spec: &'a mut Value,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     policy: &'a Policy,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
-    #[expect(dead_code, reason = "the passes that ask for it are not written yet")]
     confinement: &'a mut Confinement,
     decisions: &'a mut Vec<Decision>,
 }
@@ -69,6 +71,13 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
     let mut spec = engine.clone();
     let mut decisions = Vec::new();
     let mut confinement = Confinement { profile: policy.profile, ..Confinement::default() };
+    if policy.profile == Profile::Oci && !policy.files.is_empty() {
+        return Err(Refusal {
+            what: "file rules".to_owned(),
+            why: "profile oci takes the engine's configuration exactly as given".to_owned(),
+            remedy: format!("use profile strict, or leave out {} and [files] of the configuration", annotations::FILES),
+        });
+    }
     if policy.profile == Profile::Strict {
         let mut work =
             Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
