@@ -16,5 +16,6 @@ mod layering;
 mod lifecycle;
 mod podman;
 mod schema;
+mod security;
 mod soak;
 mod support;
