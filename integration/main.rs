@@ -17,5 +17,6 @@ mod lifecycle;
 mod limits;
 mod podman;
 mod schema;
+mod security;
 mod soak;
 mod support;

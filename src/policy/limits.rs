@@ -20,12 +20,13 @@ const NO_SWAP: &str = "the host does not account for swap, so only memory can be
 const PIDS: &str = "the engine set no limit on processes";
 
 /// The pass of `strict`.
-pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
-    let limits = work.policy.rules.limits.clone();
-    cpu(work, limits.cpus);
-    memory(work, limits.memory);
-    pids(work, limits.pids);
+pub(super) fn limits(work: &mut Work<'_>) -> Result<(), Refusal> {
+    let limits = &work.policy.rules.limits;
+    let (cpus, bytes, count) = (limits.cpus, limits.memory, limits.pids);
     work.confinement.layer_bytes = limits.layer;
+    cpu(work, cpus);
+    memory(work, bytes);
+    pids(work, count);
     Ok(())
 }
 
@@ -106,7 +107,7 @@ mod tests {
         let (mut confinement, mut decisions) = (Confinement::default(), Vec::new());
         let mut work =
             Work { spec: &mut spec, policy: &policy, host, confinement: &mut confinement, decisions: &mut decisions };
-        pass(&mut work).unwrap();
+        limits(&mut work).unwrap();
         (spec["linux"]["resources"].take(), decisions, confinement)
     }
 

@@ -58,7 +58,12 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first, files::pass, limits::pass];
+#[rustfmt::skip]
+const STRICT: &[Pass] = &[
+    process::first,
+    files::pass,
+    limits::limits,
+];
 
 /// What the passes work on.
 struct Work<'a> {

@@ -19,7 +19,7 @@ pub fn look(engine: &Config, policy: &Policy) -> Result<Host, RuntimeError> {
     Ok(Host {
         landlock: landlock::version(),
         swap_accounting: counts_swap(&all),
-        cpu_ceiling: cpu_ceiling(Path::new(path), &all),
+        cpu_ceiling: cpu_ceiling(Path::new(&path), &all),
     })
 }
 
