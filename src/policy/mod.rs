@@ -10,6 +10,7 @@ mod decision;
 mod enosys;
 pub mod files;
 mod host;
+mod limits;
 mod process;
 pub mod seccomp;
 
@@ -17,19 +18,28 @@ pub use confinement::Confinement;
 pub use decision::{Decision, Refusal};
 pub use host::Host;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
+use crate::config::Rules;
 use crate::spec::Config as Spec;
 use crate::spec::annotations;
 use crate::spec::file_rules::FileRules;
+use crate::spec::mount_rules::MountRule;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
-    /// Where files can be read and written.
+    /// What the configuration lets pass or takes besides.
+    pub rules: Rules,
+    /// What the container's annotation says of its bind mounts, by destination.
+    pub mounts: BTreeMap<PathBuf, MountRule>,
+    /// Where files can be read and written: what configuration and annotation say together.
     pub files: FileRules,
 }
 
@@ -48,7 +58,12 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first, files::pass];
+#[rustfmt::skip]
+const STRICT: &[Pass] = &[
+    process::first,
+    files::pass,
+    limits::limits,
+];
 
 /// What the passes work on.
 struct Work<'a> {

@@ -19,6 +19,7 @@ use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::host;
 use super::launch::{self, Identity};
 use super::members;
 use super::payload::{Given, Payload};
@@ -29,10 +30,10 @@ use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
-use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, landlock, proc, socket};
+use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// Longest text of a failed hook that is told, in bytes.
@@ -85,7 +86,7 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
     let Hardened { spec: engine, decisions, confinement } =
-        policy::harden(&engine, policy, &Host { landlock: landlock::version() })?;
+        policy::harden(&engine, policy, &host::look(&engine, policy)?)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),

@@ -15,6 +15,7 @@ pub mod ns;
 pub mod probe;
 pub mod proc;
 pub mod process;
+pub mod quota;
 pub mod signal;
 pub mod socket;
 mod start;
