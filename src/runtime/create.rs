@@ -34,7 +34,7 @@ use crate::policy::seccomp::Program;
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, proc, socket};
+use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// Longest text of a failed hook that is told, in bytes.
@@ -409,9 +409,16 @@ fn launch(
         let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
         swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
     }
+    own_loopback(pid, config)?;
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
+}
+
+/// Brings the loopback interface up where the network namespace is the container's own, as other runtimes do.
+fn own_loopback(pid: i32, config: &Config) -> Result<(), RuntimeError> {
+    let own = config.namespaces().iter().any(|(kind, path)| kind == "network" && path.is_none());
+    if own { loopback::bring_up_of(pid).during("bring up the container's loopback interface") } else { Ok(()) }
 }
 
 /// What a failed hook of this create said, at most [`HOOK_TEXT_MAX`] bytes of it.
