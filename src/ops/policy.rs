@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::OpsError;
 use crate::config::Config;
 use crate::policy::Policy;
+use crate::policy::seccomp::Strictness;
 use crate::spec::annotations;
 use crate::terms::Profile;
 
@@ -15,5 +16,5 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
         .map(|value| value.parse())
         .transpose()
         .map_err(|source| OpsError::Setting { from: format!("annotation {}", annotations::PROFILE), source })?;
-    Ok(Policy { profile: asked.unwrap_or(config.profile) })
+    Ok(Policy { profile: asked.unwrap_or(config.profile), seccomp: Strictness::default() })
 }

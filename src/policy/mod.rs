@@ -7,7 +7,6 @@
 pub mod capabilities;
 mod confinement;
 mod decision;
-mod enosys;
 mod host;
 mod process;
 pub mod seccomp;
@@ -26,6 +25,8 @@ use crate::terms::Profile;
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// What of the list of system calls of `strict` is changed.
+    pub seccomp: seccomp::Strictness,
 }
 
 /// A hardened configuration.
@@ -43,12 +44,11 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first];
+const STRICT: &[Pass] = &[process::first, seccomp::pass];
 
 /// What the passes work on.
 struct Work<'a> {
     spec: &'a mut Value,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     policy: &'a Policy,
     #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
