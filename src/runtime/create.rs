@@ -19,6 +19,7 @@ use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::host;
 use super::launch::{self, Identity};
 use super::members;
 use super::payload::{Given, Payload};
@@ -29,7 +30,8 @@ use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::{Program, Strictness};
-use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
@@ -84,7 +86,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &Host::default())?;
+    let Hardened { spec: engine, decisions, confinement } =
+        policy::harden(&engine, policy, &host::look(&engine, policy)?)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -100,7 +103,7 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let strictness = (policy.profile == Profile::Strict).then(|| policy.seccomp.clone());
+    let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
     let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
@@ -289,6 +292,7 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        id_maps: IdMaps::of(engine),
         confinement: bundle.confinement.clone(),
         decisions: bundle.decisions.clone(),
         dir,

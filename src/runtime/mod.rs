@@ -13,6 +13,7 @@ pub mod events;
 pub mod exec;
 mod fixup;
 pub mod hooks;
+mod host;
 mod kill;
 mod launch;
 pub mod members;

@@ -6,28 +6,34 @@
 use std::collections::BTreeMap;
 
 use oci_spec::runtime::{LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompOperator};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::SeccompError;
 use super::bpf::{ALLOW, ERRNO};
 use super::numbers::{Abi, Numbers, X86_64};
+use crate::policy::{Confinement, Policy};
 
 const LIST: &str = include_str!("../strict/seccomp.json");
 
 /// What a configuration changes of the list. By default nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Strictness {
     /// System calls to allow whatever their arguments, by the kernel's names.
     pub allow: Vec<String>,
     /// System calls to refuse with `EPERM`, and with them what does the same in 32 bits (`clock_settime64`, `socketcall`).
     pub refuse: Vec<String>,
-    /// `PTRACE_ATTACH` and `PTRACE_SEIZE` too. Only where something else, Landlock, keeps an exec from the processes of
+    /// `PTRACE_ATTACH` and `PTRACE_SEIZE` too: only where Landlock keeps an exec from the processes of
     /// other execs. Without it a process can trace its own children that ask for it.
     pub ptrace: bool,
 }
 
 impl Strictness {
+    /// What a policy says, for a container that is confined so: Landlock's fence keeps an exec from the processes of others.
+    pub fn of(policy: &Policy, confinement: &Confinement) -> Strictness {
+        let rules = &policy.rules.seccomp;
+        Strictness { allow: rules.allow.clone(), refuse: rules.refuse.clone(), ptrace: confinement.fence.is_some() }
+    }
+
     /// Whether all calls that are named exist, and none is both allowed and refused.
     pub(super) fn check(&self, numbers: &Numbers) -> Result<Named, SeccompError> {
         let named = |names: &[String]| -> Result<Vec<&'static str>, SeccompError> {

@@ -47,7 +47,7 @@ const WHY_FLAGS: &str = "the processor's speculation would be less guarded than 
 /// The part of the profile that is about `linux.seccomp`: notes what the filter will be, and refuses what can't be one. The
 /// profile stays in the configuration as the engine wrote it; the filter is made of it when the container is.
 pub(in crate::policy) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
-    let strictness = &work.policy.seccomp;
+    let strictness = Strictness::of(work.policy, work.confinement);
     let refusal = |what: String, why: String, remedy: &str| Refusal { what, why, remedy: remedy.to_owned() };
     let known = machine().and_then(|_| strictness.check(&Numbers::read()));
     known.map_err(|err| {

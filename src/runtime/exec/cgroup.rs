@@ -53,6 +53,8 @@ pub struct Usage {
     pub max_pids: Option<u64>,
     /// Processes that the kernel killed for want of memory.
     pub oom_kills: Option<u64>,
+    /// Bytes of files on disk that were made to be written. No group counts it: see [`proc::written_bytes`].
+    pub written: Option<u64>,
 }
 
 impl ExecCgroup {
@@ -133,7 +135,17 @@ impl ExecCgroup {
 
     /// Kills every process of the exec and waits until they are gone.
     pub fn kill_all(&self) -> Result<Killed, ExecError> {
-        Ok(members::kill(&self.own, KILL_PATIENCE)?)
+        self.kill_noting(|_| {})
+    }
+
+    /// The same; each process is noted once, before it is killed.
+    pub fn kill_noting(&self, note: impl FnMut(i32)) -> Result<Killed, ExecError> {
+        Ok(members::kill_noting(&self.own, KILL_PATIENCE, note)?)
+    }
+
+    /// The processes of the exec; none where they can't be told.
+    pub fn processes(&self) -> Vec<i32> {
+        members::pids(&self.own).unwrap_or_default()
     }
 
     /// Reads the counters.
