@@ -7,3 +7,9 @@
 mod host;
 mod kernel;
 mod lab;
+mod layers;
+mod leaks;
+mod neighbours;
+mod privileges;
+mod races;
+mod runtime_binary;
