@@ -68,7 +68,9 @@ fn strict_limits_what_the_engine_did_not() {
 fn a_fork_bomb_ends_at_the_limit() {
     let env = strict("");
     let bundle = Bundle::running(&env);
-    let bomb = env.cmd(["exec", "--timeout", "3", &bundle.id, "sh", "-c", "b() { b | b & }; b; sleep 100"]).spawn();
+    let result = env.dir.join("bomb.json");
+    let bomb = env.cmd(["exec", "--timeout", "5", "--result"]).arg(&result);
+    let bomb = bomb.args([&bundle.id, "sh", "-c", "b() { b | b & }; b; sleep 100"]).spawn();
     wait_until("the limit is reached", Duration::from_secs(20), || {
         cgroup_file(&bundle, "pids", "pids.current", "pids.current")
             .is_some_and(|n| n.parse::<u64>().unwrap_or(0) > 250)
@@ -80,7 +82,8 @@ fn a_fork_bomb_ends_at_the_limit() {
     assert_eq!(bundle.state()["status"], "running");
     let ended = bomb.wait();
     assert_eq!(ended.code, 124, "{}", ended.stderr);
-    let result = bundle.show();
+    let text = fs::read_to_string(&result).expect("read the result");
+    let result: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(result["end"]["kind"], "timeout");
     let most = result["usage"]["maxPids"].as_u64();
     assert!(most.is_none_or(|n| (200..=256).contains(&n)), "{most:?}");
