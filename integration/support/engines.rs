@@ -41,7 +41,7 @@ pub fn engines() -> &'static Engines {
             .args([&process.run, &process.data])
             .arg(&process.cgroup)
             .args([&process.logs, &binary(), &store])
-            .env("AGENTSBX_CONFIG", &process.config)
+            .env("AGENTSBX_CONFIG", &process.defaults)
             .limit(Duration::from_secs(200))
             .ok();
         let engines = Engines {
@@ -74,7 +74,7 @@ impl Engines {
 
     /// A verb of the binary under test on the engines' store: containers are found whatever root they were made with.
     pub fn agentsbx<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.store).args(args)
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().defaults).arg("--store").arg(&self.store).args(args)
     }
 
     /// The same with `--json`, parsed.
@@ -173,7 +173,7 @@ impl Podman {
     /// `podman --runtime agentsbx ARGS…`
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         Cmd::new("podman")
-            .env("AGENTSBX_CONFIG", &process().config)
+            .env("AGENTSBX_CONFIG", &process().defaults)
             .env("CONTAINERS_CONF", self.dir.join("containers.conf"))
             .env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf"))
             .arg("--tmpdir")
