@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
+use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::launch::{self, Identity};
 use super::members;
@@ -29,11 +30,12 @@ use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
-use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, landlock, proc, socket};
+use crate::sys::{attributes, proc, socket};
 use crate::telemetry::ErrorCapture;
+use crate::terms::Profile;
 
 /// Longest text of a failed hook that is told, in bytes.
 const HOOK_TEXT_MAX: u64 = 4096;
@@ -84,8 +86,9 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } =
-        policy::harden(&engine, policy, &Host { landlock: landlock::version() })?;
+    let root = absolute(&request.root)?;
+    let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy)?;
+    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &facts.host)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -93,7 +96,6 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     }
     let paths = Outputs::resolve(request)?;
 
-    let root = absolute(&request.root)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).on("make directory", &root)?;
     let dir = Record::dir_of(&root, id);
     match fs::DirBuilder::new().mode(0o711).create(&dir) {
@@ -101,7 +103,7 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, judged: facts.judged, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -119,6 +121,8 @@ struct Bundle {
     engine: Config,
     decisions: Vec<Decision>,
     confinement: Confinement,
+    /// The sources of its bind mounts, as the policy has judged them.
+    judged: Vec<Judged>,
     lock: OwnedFd,
 }
 
@@ -355,7 +359,10 @@ fn launch(
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let Ready { config, root, all, program } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    if bundle.confinement.profile == Profile::Strict {
+        fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.confinement)?;
+    }
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
