@@ -14,6 +14,7 @@ mod docker;
 mod files;
 mod layering;
 mod lifecycle;
+mod limits;
 mod podman;
 mod schema;
 mod security;

@@ -262,7 +262,7 @@ impl Judge {
                 if v1 {
                     "limit and highest count of processes"
                 } else {
-                    "limit on processes; maxPids is null on cgroup v2"
+                    "limit and highest count, of containers that can't change their cgroups"
                 },
                 "no limit on processes; maxPids is null",
             ),
@@ -272,7 +272,7 @@ impl Judge {
                 cgroups.usage.peak_memory.is_some(),
                 match v1 {
                     true => "limit, peak, and out-of-memory told apart",
-                    false => "limit, and out-of-memory told apart; peakMemoryBytes is null on cgroup v2",
+                    false => "limit, out-of-memory told apart, and peak, of containers that can't change their cgroups",
                 },
                 "no memory limit; peakMemoryBytes is null; a kill for memory looks like any SIGKILL",
             ),

@@ -21,6 +21,7 @@ use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
 use super::host;
 use super::launch::{self, Identity};
+use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
@@ -33,7 +34,7 @@ use crate::policy::seccomp::Program;
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, proc, socket};
+use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// Longest text of a failed hook that is told, in bytes.
@@ -278,6 +279,7 @@ fn build_in(
         creator: Some(ProcessId { pid, start_time }),
         cgroups: dirs.clone(),
         cgroup_path,
+        manages_cgroups: leaf::is_manager(engine),
         systemd_cgroup: request.systemd_cgroup,
         readonly_root: config.readonly_root(),
         annotations: config.annotations(),
@@ -401,9 +403,22 @@ fn launch(
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
     }
+    let memory = &config.value()["linux"]["resources"]["memory"];
+    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
+    }
+    own_loopback(pid, config)?;
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
+}
+
+/// Brings the loopback interface up where the network namespace is the container's own, as other runtimes do.
+fn own_loopback(pid: i32, config: &Config) -> Result<(), RuntimeError> {
+    let own = config.namespaces().iter().any(|(kind, path)| kind == "network" && path.is_none());
+    if own { loopback::bring_up_of(pid).during("bring up the container's loopback interface") } else { Ok(()) }
 }
 
 /// What a failed hook of this create said, at most [`HOOK_TEXT_MAX`] bytes of it.

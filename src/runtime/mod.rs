@@ -16,6 +16,7 @@ pub mod hooks;
 mod host;
 mod kill;
 mod launch;
+mod leaf;
 pub mod members;
 mod payload;
 mod prepare;
