@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
@@ -39,18 +39,19 @@ const FILES: &[Spoil] = &[
 #[test]
 fn user_databases_may_be_anything() {
     let env = strict();
-    for name in ["passwd", "group"] {
-        for (what, spoil) in FILES {
-            let mut bundle = hostile(&env, Asks::Usual, ["sleep", "100000"]);
-            clear(&bundle.rootfs.join("etc").join(name));
-            spoil(&bundle.rootfs.join("etc").join(name));
-            bundle.config["process"]["user"] = json!({"uid": 1000, "gid": 1000});
-            bundle.start();
-            let output = env.cmd(["exec", &bundle.id, "sh", "-c", "echo ${HOME:-none}"]).run().expect(0);
-            assert!(output.took < SHORT, "{name} is {what}: {:?}", output.took);
-            assert!(output.stdout.len() < 4096, "{name} is {what}: {}", output.stdout.len());
-            env.ok(["delete", "--force", &bundle.id]);
+    let mut bundle = hostile(&env, Asks::Usual, ["sleep", "100000"]);
+    bundle.config["process"]["user"] = json!({"uid": 1000, "gid": 1000});
+    for (what, spoil) in FILES {
+        for name in ["passwd", "group"] {
+            let path = bundle.rootfs.join("etc").join(name);
+            clear(&path);
+            spoil(&path);
         }
+        bundle.start();
+        let output = env.cmd(["exec", &bundle.id, "sh", "-c", "echo ${HOME:-none}"]).run().expect(0);
+        assert!(output.took < SHORT, "{what}: {:?}", output.took);
+        assert!(output.stdout.len() < 4096, "{what}: {}", output.stdout.len());
+        env.ok(["delete", "--force", &bundle.id]);
     }
 }
 
@@ -69,22 +70,18 @@ fn programs_may_be_anything() {
     fs::write(root.join("elf"), [b"\x7fELF\x02\x01\x01" as &[u8], &[0xff; 4096]].concat()).expect("write");
     Cmd::new("chmod").args(["755"]).args(["sparse", "itself", "long", "elf", "pipe"].map(|name| root.join(name))).ok();
     bundle.start();
+    // The same files for a container that is not running.
+    let mut first = hostile(&env, Asks::Usual, []);
+    fs::remove_dir_all(&first.rootfs).expect("remove");
+    Cmd::new("cp").arg("-a").arg(&root).arg(&first.rootfs).ok();
     for program in ["/pipe", "/zero", "/loop", "/sparse", "/itself", "/long", "/elf", "/", "/image-loop", "/image-mem"]
     {
         let output = env.cmd(["exec", &bundle.id, program]).run();
         assert!(output.code != 0 && output.took < SHORT, "{program}: {} {:?}", output.both(), output.took);
-        let output = hostile_copy(&env, &root, program).run();
+        first.config["process"]["args"] = json!([program]);
+        let output = first.run();
         assert!(output.code != 0 && output.took < SHORT, "run {program}: {} {:?}", output.both(), output.took);
     }
-}
-
-/// A container of the same files, not yet made.
-fn hostile_copy<'e>(env: &'e Env, root: &Path, program: &str) -> Bundle<'e> {
-    let mut bundle = hostile(env, Asks::Usual, []);
-    fs::remove_dir_all(&bundle.rootfs).expect("remove");
-    Cmd::new("cp").arg("-a").arg(root).arg(&bundle.rootfs).ok();
-    bundle.config["process"]["args"] = json!([program]);
-    bundle
 }
 
 /// Runs the tables of the kernel's files in a container that could be made; refused at creation is as good.
@@ -105,30 +102,50 @@ fn assert_contained(what: &str, canary: &Canary, output: &Output) -> bool {
     true
 }
 
-/// `/proc`, `/sys`, `/dev` and what is below them as links, in the image and through a volume: what the runtime mounts and
-/// masks lies inside, or the container is not made.
+/// Puts a link in the place of a file of the image while it is alive.
+struct Link {
+    path: PathBuf,
+    aside: PathBuf,
+}
+
+impl Link {
+    fn new(path: PathBuf, target: &str) -> Link {
+        let aside = path.with_extension("aside");
+        let _ = fs::rename(&path, &aside);
+        symlink(target, &path).expect("symlink");
+        Link { path, aside }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        clear(&self.path);
+        let _ = fs::rename(&self.aside, &self.path);
+    }
+}
+
+/// A container that plays the tables of the kernel's files, by a shell of its own.
+fn reporting(env: &Env) -> Bundle<'_> {
+    hostile(env, Asks::Usual, ["sh", "-c", "/attack tables write: && /attack tables read:"])
+}
+
+/// `/proc`, `/sys`, `/dev` as links, in the image: what the runtime mounts and masks lies inside, or the container is not
+/// made.
 #[test]
 fn mount_points_may_be_links() {
     let env = strict();
     let canary = Canary::new(&env);
     let host = canary.dir.display().to_string();
     let up = format!("../../../../../../../../../..{host}");
+    let bundle = reporting(&env);
+    let before = mounts_below(&env.dir);
     let (mut made, mut tried) = (0, 0);
     for place in ["proc", "sys", "dev", "etc"] {
-        for target in
-            ["/etc", "etc", "/", "..", "/tmp/x", "/proc/self/root", host.as_str(), up.as_str(), "missing", "/proc"]
-        {
-            // A shell of the image's own reports, where /proc can't.
-            let mut bundle = hostile(&env, Asks::Usual, ["/attack", "tables", "w"]);
-            bundle.config["process"]["args"] = json!(["sh", "-c", "/attack tables write: && /attack tables read:"]);
-            let path = bundle.rootfs.join(place);
-            clear(&path);
-            symlink(target, &path).expect("symlink");
-            let before = mounts_below(&env.dir);
+        for target in ["etc", "/", "..", "/tmp/x", "/proc/self/root", host.as_str(), up.as_str(), "/proc"] {
+            let _link = Link::new(bundle.rootfs.join(place), target);
             tried += 1;
             made += usize::from(assert_contained(&format!("{place} -> {target}"), &canary, &bundle.run()));
             assert_eq!(mounts_below(&env.dir), before, "{place} -> {target}");
-            let _ = fs::remove_dir_all(&bundle.dir);
         }
     }
     assert!(made > 0 && made < tried, "{made} of {tried} were made");
@@ -141,28 +158,22 @@ fn devices_may_be_links() {
     let env = strict();
     let canary = Canary::new(&env);
     let file = canary.dir.join(&canary.name).display().to_string();
-    for name in ["null", "console", "ptmx", "pts", "fd", "stdout", "tty", "zero", "shm", "mqueue"] {
-        for target in ["/proc/sys/kernel/core_pattern", "../proc/sysrq-trigger", "/proc", "/", file.as_str()] {
+    let mut bundle = reporting(&env);
+    // The image's own /dev, as there is none mounted on it.
+    bundle.config["mounts"].as_array_mut().expect("mounts").retain(|mount| mount["destination"] != "/dev");
+    for name in ["null", "console", "ptmx", "pts", "fd", "tty", "zero", "shm"] {
+        for target in ["/proc/sys/kernel/core_pattern", "../proc/sysrq-trigger", "/", file.as_str()] {
+            let _link = Link::new(bundle.rootfs.join("dev").join(name), target);
             for terminal in [false, true] {
-                if terminal && name != "console" && name != "ptmx" && name != "pts" {
+                if terminal && !["console", "ptmx", "pts"].contains(&name) {
                     continue;
                 }
-                let mut bundle = hostile(&env, Asks::Usual, []);
-                bundle.config["process"]["args"] = json!(["sh", "-c", "/attack tables write: && /attack tables read:"]);
                 bundle.config["process"]["terminal"] = terminal.into();
-                // The image's own /dev, as there is none mounted on it.
-                let mounts = bundle.config["mounts"].as_array_mut().expect("mounts");
-                mounts.retain(|mount| mount["destination"] != "/dev");
-                let path = bundle.rootfs.join("dev").join(name);
-                clear(&path);
-                fs::create_dir_all(bundle.rootfs.join("dev")).expect("mkdir");
-                symlink(target, &path).expect("symlink");
                 bundle.write();
                 let run = env.cmd(["run", "--bundle"]).arg(&bundle.dir).arg(&bundle.id);
                 let mut output = if terminal { run.on_terminal() } else { run }.run();
                 output.stdout = output.stdout.replace('\r', "");
                 assert_contained(&format!("/dev/{name} -> {target}, terminal {terminal}"), &canary, &output);
-                let _ = fs::remove_dir_all(&bundle.dir);
             }
         }
     }
@@ -178,22 +189,22 @@ fn destinations_may_be_links() {
     fs::write(volume.join("of-the-volume"), "x\n").expect("write");
     let host = canary.dir.display().to_string();
     let up = format!("../../../../../../../../../..{host}");
+    let mut bundle = reporting(&env);
+    let before = mounts_below(&env.dir);
+    let plain = bundle.config.clone();
     for target in [host.as_str(), up.as_str(), "/proc/self/root", "/proc/1/root", "..", "/", "/proc/sys"] {
+        let _link = Link::new(bundle.rootfs.join("link"), target);
         for list in ["mounts", "maskedPaths", "readonlyPaths"] {
-            let mut bundle = hostile(&env, Asks::Usual, []);
-            bundle.config["process"]["args"] = json!(["sh", "-c", "/attack tables write: && /attack tables read:"]);
-            symlink(target, bundle.rootfs.join("link")).expect("symlink");
+            bundle.config = plain.clone();
             match list {
                 "mounts" => bundle.config["mounts"].as_array_mut().expect("mounts").push(json!(
                     {"destination": "/link", "type": "bind", "source": volume, "options": ["rbind", "rw"]}
                 )),
                 _ => bundle.config["linux"][list].as_array_mut().expect("paths").push("/link".into()),
             }
-            let before = mounts_below(&env.dir);
             assert_contained(&format!("{list}: /link -> {target}"), &canary, &bundle.run());
             assert_eq!(mounts_below(&env.dir), before, "{list}: /link -> {target}");
             assert!(!canary.dir.join("of-the-volume").exists());
-            let _ = fs::remove_dir_all(&bundle.dir);
         }
     }
 }
