@@ -7,7 +7,6 @@
 pub mod capabilities;
 mod confinement;
 mod decision;
-mod enosys;
 pub mod files;
 mod host;
 mod limits;
@@ -62,6 +61,8 @@ type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 const STRICT: &[Pass] = &[
     process::first,
     files::pass,
+    // Behind the fence of `files`, on which it depends who may be traced.
+    seccomp::pass,
     limits::limits,
 ];
 

@@ -30,12 +30,13 @@ use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
-use crate::policy::seccomp::Program;
+use crate::policy::seccomp::{Program, Strictness};
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
+use crate::terms::Profile;
 
 /// Longest text of a failed hook that is told, in bytes.
 const HOOK_TEXT_MAX: u64 = 4096;
@@ -103,7 +104,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
+    let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -121,6 +123,8 @@ struct Bundle {
     engine: Config,
     decisions: Vec<Decision>,
     confinement: Confinement,
+    /// What of the list of system calls is changed; none: the profile has no list.
+    strictness: Option<Strictness>,
     lock: OwnedFd,
 }
 
@@ -264,7 +268,7 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
-    let (filter, program) = seccomp::prepare(engine, &dir)?;
+    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut record = Record {
         version: VERSION,
