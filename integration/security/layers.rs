@@ -44,7 +44,7 @@ fn forged_marks_of_overlayfs_mean_nothing() {
         // Nothing is hidden, nothing redirected, for a later exec as for the first process.
         let script = "ls /d; cat /d/file /d/other /d/passwd; ls /d/sub";
         for options in [&[] as &[&str], &["--layer", "shared"]] {
-            let seen = env.cmd(["exec"]).args(options).args([&bundle.id, "sh", "-c", script]).run().ok();
+            let seen = env.cmd(["exec"]).args(options).args([&bundle.id, "sh", "-c", script]).run().stdout;
             assert_eq!(seen.matches("below").count(), 3, "{options:?}: {seen}");
             for name in ["file", "other", "passwd", "sub", ".wh.passwd"] {
                 assert!(name == ".wh.passwd" || seen.lines().any(|line| line == name), "{options:?}: {name}: {seen}");

@@ -5,6 +5,7 @@
 //! attack that does not work at all is not taken for one that was refused.
 
 mod host;
+mod images;
 mod kernel;
 mod lab;
 mod layers;

@@ -32,6 +32,7 @@ use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::{Program, Strictness};
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::rootfs::view;
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, loopback, proc, socket};
@@ -420,6 +421,10 @@ fn launch(
         swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
     }
     own_loopback(pid, config)?;
+    // Before anything is repaired: repairs would be made on what the first process does not see.
+    if view::root_is_covered(pid)? {
+        return Err(RuntimeError::CoveredRoot);
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
