@@ -7,8 +7,9 @@
 pub mod capabilities;
 mod confinement;
 mod decision;
-mod enosys;
+pub mod files;
 mod host;
+mod limits;
 mod process;
 pub mod seccomp;
 
@@ -16,16 +17,29 @@ pub use confinement::Confinement;
 pub use decision::{Decision, Refusal};
 pub use host::Host;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
+use crate::config::Rules;
 use crate::spec::Config as Spec;
+use crate::spec::annotations;
+use crate::spec::file_rules::FileRules;
+use crate::spec::mount_rules::MountRule;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// What the configuration lets pass or takes besides.
+    pub rules: Rules,
+    /// What the container's annotation says of its bind mounts, by destination.
+    pub mounts: BTreeMap<PathBuf, MountRule>,
+    /// Where files can be read and written: what configuration and annotation say together.
+    pub files: FileRules,
 }
 
 /// A hardened configuration.
@@ -43,16 +57,20 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first];
+#[rustfmt::skip]
+const STRICT: &[Pass] = &[
+    process::first,
+    files::pass,
+    // Behind the fence of `files`, on which it depends who may be traced.
+    seccomp::pass,
+    limits::limits,
+];
 
 /// What the passes work on.
 struct Work<'a> {
     spec: &'a mut Value,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     policy: &'a Policy,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
-    #[expect(dead_code, reason = "the passes that ask for it are not written yet")]
     confinement: &'a mut Confinement,
     decisions: &'a mut Vec<Decision>,
 }
@@ -69,6 +87,13 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
     let mut spec = engine.clone();
     let mut decisions = Vec::new();
     let mut confinement = Confinement { profile: policy.profile, ..Confinement::default() };
+    if policy.profile == Profile::Oci && !policy.files.is_empty() {
+        return Err(Refusal {
+            what: "file rules".to_owned(),
+            why: "profile oci takes the engine's configuration exactly as given".to_owned(),
+            remedy: format!("use profile strict, or leave out {} and [files] of the configuration", annotations::FILES),
+        });
+    }
     if policy.profile == Profile::Strict {
         let mut work =
             Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };

@@ -19,7 +19,9 @@ use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
+use super::host;
 use super::launch::{self, Identity};
+use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
@@ -28,11 +30,13 @@ use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
-use crate::policy::seccomp::Program;
-use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::policy::seccomp::{Program, Strictness};
+use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
+use crate::terms::Profile;
 
 /// Longest text of a failed hook that is told, in bytes.
 const HOOK_TEXT_MAX: u64 = 4096;
@@ -83,7 +87,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &Host::default())?;
+    let Hardened { spec: engine, decisions, confinement } =
+        policy::harden(&engine, policy, &host::look(&engine, policy)?)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -99,7 +104,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
+    let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -117,6 +123,8 @@ struct Bundle {
     engine: Config,
     decisions: Vec<Decision>,
     confinement: Confinement,
+    /// What of the list of system calls is changed; none: the profile has no list.
+    strictness: Option<Strictness>,
     lock: OwnedFd,
 }
 
@@ -260,7 +268,7 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
-    let (filter, program) = seccomp::prepare(engine, &dir)?;
+    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut record = Record {
         version: VERSION,
@@ -275,6 +283,7 @@ fn build_in(
         creator: Some(ProcessId { pid, start_time }),
         cgroups: dirs.clone(),
         cgroup_path,
+        manages_cgroups: leaf::is_manager(engine),
         systemd_cgroup: request.systemd_cgroup,
         readonly_root: config.readonly_root(),
         annotations: config.annotations(),
@@ -285,6 +294,7 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        id_maps: IdMaps::of(engine),
         confinement: bundle.confinement.clone(),
         decisions: bundle.decisions.clone(),
         dir,
@@ -396,6 +406,12 @@ fn launch(
         // make device nodes.
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
+    }
+    let memory = &config.value()["linux"]["resources"]["memory"];
+    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
     }
     own_loopback(pid, config)?;
     fixups.apply(pid)?;

@@ -15,6 +15,7 @@ use super::seccomp::Filter;
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::{Confinement, Decision};
+use crate::spec::idmap::IdMaps;
 use crate::spec::inherited::Inherited;
 use crate::sys::proc;
 
@@ -103,6 +104,9 @@ pub struct Record {
     pub cgroups: Vec<CgroupDir>,
     /// The cgroup as libcgroups takes it.
     pub cgroup_path: PathBuf,
+    /// The container can change its own cgroups. A record that does not say was made when nobody asked.
+    #[serde(default = "unknown")]
+    pub manages_cgroups: bool,
     /// The systemd driver was asked for.
     pub systemd_cgroup: bool,
     /// `root.readonly` of the configuration.
@@ -129,6 +133,9 @@ pub struct Record {
     /// `hooks` of the configuration: the bundle may be gone or changed when the later ones are due.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub hooks: serde_json::Value,
+    /// The mappings of a user namespace of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id_maps: Option<IdMaps>,
     /// What its profile makes of every exec.
     #[serde(default)]
     pub confinement: Confinement,
@@ -138,6 +145,10 @@ pub struct Record {
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
+}
+
+fn unknown() -> bool {
+    true
 }
 
 impl Record {
@@ -276,6 +287,7 @@ pub(crate) mod tests {
             creator: None,
             cgroups: Vec::new(),
             cgroup_path: "/agentsbx/c1".into(),
+            manages_cgroups: false,
             systemd_cgroup: false,
             readonly_root: false,
             annotations: BTreeMap::new(),
@@ -286,6 +298,7 @@ pub(crate) mod tests {
             keyring: true,
             inherited: Inherited::default(),
             hooks: serde_json::Value::Null,
+            id_maps: None,
             confinement: Confinement::default(),
             decisions: Vec::new(),
             dir: dir.to_owned(),
