@@ -8,9 +8,9 @@ pub mod capabilities;
 mod confinement;
 mod decision;
 mod devices;
-mod enosys;
 pub mod files;
 mod host;
+mod limits;
 mod mounts;
 mod namespaces;
 mod paths;
@@ -77,6 +77,7 @@ pub struct Hardened {
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
 /// The parts of `strict`, in order.
+#[rustfmt::skip]
 const STRICT: &[Pass] = &[
     namespaces::pass,
     process::first,
@@ -86,6 +87,9 @@ const STRICT: &[Pass] = &[
     sysctls::pass,
     rest::pass,
     files::pass,
+    // Behind the fence of `files`, on which it depends who may be traced.
+    seccomp::pass,
+    limits::limits,
 ];
 
 /// What the passes work on.

@@ -21,6 +21,7 @@ use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::launch::{self, Identity};
+use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
@@ -29,11 +30,12 @@ use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
-use crate::policy::seccomp::Program;
+use crate::policy::seccomp::{Program, Strictness};
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::rootfs::view;
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, proc, socket};
+use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
 use crate::terms::Profile;
 
@@ -103,7 +105,9 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, judged: facts.judged, lock };
+    let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
+    let judged = facts.judged;
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -121,6 +125,8 @@ struct Bundle {
     engine: Config,
     decisions: Vec<Decision>,
     confinement: Confinement,
+    /// What of the list of system calls is changed; none: the profile has no list.
+    strictness: Option<Strictness>,
     /// The sources of its bind mounts, as the policy has judged them.
     judged: Vec<Judged>,
     lock: OwnedFd,
@@ -266,7 +272,7 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
-    let (filter, program) = seccomp::prepare(engine, &dir)?;
+    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut record = Record {
         version: VERSION,
@@ -281,6 +287,7 @@ fn build_in(
         creator: Some(ProcessId { pid, start_time }),
         cgroups: dirs.clone(),
         cgroup_path,
+        manages_cgroups: leaf::is_manager(engine),
         systemd_cgroup: request.systemd_cgroup,
         readonly_root: config.readonly_root(),
         annotations: config.annotations(),
@@ -407,9 +414,26 @@ fn launch(
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
     }
+    let memory = &config.value()["linux"]["resources"]["memory"];
+    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
+    }
+    own_loopback(pid, config)?;
+    // Before anything is repaired: repairs would be made on what the first process does not see.
+    if view::root_is_covered(pid)? {
+        return Err(RuntimeError::CoveredRoot);
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
+}
+
+/// Brings the loopback interface up where the network namespace is the container's own, as other runtimes do.
+fn own_loopback(pid: i32, config: &Config) -> Result<(), RuntimeError> {
+    let own = config.namespaces().iter().any(|(kind, path)| kind == "network" && path.is_none());
+    if own { loopback::bring_up_of(pid).during("bring up the container's loopback interface") } else { Ok(()) }
 }
 
 /// What a failed hook of this create said, at most [`HOOK_TEXT_MAX`] bytes of it.

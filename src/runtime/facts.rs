@@ -14,9 +14,9 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::error::{On, RuntimeError};
+use super::host;
 use crate::policy::{Host, Link, Node, Policy, Source, SourceKind};
 use crate::spec::{Config, inroot, normalise};
-use crate::sys::landlock;
 use crate::terms::Profile;
 
 /// The kernel's own limit for links in one path.
@@ -51,7 +51,7 @@ impl Facts {
         root: &Path,
         policy: &Policy,
     ) -> Result<Facts, RuntimeError> {
-        let host = Host { landlock: landlock::version(), ..Host::default() };
+        let host = host::look(engine, policy)?;
         if policy.profile == Profile::Oci {
             return Ok(Facts { host, judged: Vec::new() });
         }
@@ -84,15 +84,20 @@ impl Facts {
             // What is not there is told by whoever mounts it.
             let Some((fd, links)) = open(&path).on("open source of a bind mount", &path)? else { continue };
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
-            #[allow(clippy::unnecessary_cast, reason = "unsigned with musl")]
-            let filesystem = rustix::fs::fstatfs(&fd).on("look at filesystem of", &path)?.f_type as i64;
-            let source =
-                Source { path: path_of(&fd).on("find the path of", &path)?, links, kind: kind(&stat), filesystem };
+            let filesystem = magic(&fd).on("look at filesystem of", &path)?;
+            let path = path_of(&fd).on("find the path of", &path)?;
+            let source = Source { path, links, kind: kind(&stat), filesystem };
             self.host.sources.insert(n, source);
             self.judged.push(Judged { mount: n, identity: (stat.st_dev, stat.st_ino), _held: fd });
         }
         Ok(())
     }
+}
+
+/// The filesystem's magic number.
+#[allow(clippy::unnecessary_cast, reason = "unsigned with musl")]
+fn magic(fd: &OwnedFd) -> Result<i64, Errno> {
+    Ok(rustix::fs::fstatfs(fd)?.f_type as i64)
 }
 
 fn canonical(path: &Path) -> PathBuf {
