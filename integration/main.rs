@@ -12,6 +12,7 @@ mod ctr;
 mod diff;
 mod docker;
 mod files;
+mod honest;
 mod layering;
 mod lifecycle;
 mod limits;

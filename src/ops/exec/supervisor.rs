@@ -197,6 +197,7 @@ fn launch(
         pidfd: pidfd.into(),
         namespaces: differing & !libc::CLONE_NEWPID,
         root,
+        root_flags: record.confinement.root_flags,
         submounts: exec.mounts.clone(),
         argv: described.argv,
         env: described.env,
