@@ -372,7 +372,7 @@ static dev_t device(long what, mode_t *mode) {
 static long make(long what) {
     mode_t mode;
     dev_t dev = device(what, &mode);
-    return mknod("/tmp/attack-node", mode, dev) || unlink("/tmp/attack-node");
+    return mknod("/tmp/attack-node", mode, dev) ? -1 : unlink("/tmp/attack-node");
 }
 /* Made on every filesystem that can be written to, until one lets it be opened. */
 static long make_and_open(long what) {
