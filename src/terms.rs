@@ -185,7 +185,7 @@ word! {
         Timeout = "timeout",
         /// Because the memory that it may use was used up.
         Oom = "oom",
-        /// The runtime could not start it, or lost it.
+        /// The runtime could not start it, lost it, or ended it as its layer was over its limit; the message says which.
         Error = "error",
     }
 }

@@ -88,7 +88,7 @@ pub fn hostile<'e, const N: usize>(env: &'e Env, asks: Asks, args: [&str; N]) ->
         fs::copy(attacker(), root.join(name)).expect("copy");
         fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).expect("chmod");
     }
-    Cmd::new("setcap").arg("all+ep").arg(root.join("attack-capable")).ok();
+    Cmd::new("setcap").arg("cap_sys_admin,cap_net_admin,cap_sys_ptrace+ep").arg(root.join("attack-capable")).ok();
     for (name, kind, major, minor) in [
         ("loop", "b", "7", "0"),
         ("disk", "b", "254", "0"),

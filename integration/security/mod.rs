@@ -5,5 +5,12 @@
 //! attack that does not work at all is not taken for one that was refused.
 
 mod host;
+mod images;
 mod kernel;
 mod lab;
+mod layers;
+mod leaks;
+mod neighbours;
+mod privileges;
+mod races;
+mod runtime_binary;

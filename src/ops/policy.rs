@@ -34,7 +34,8 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
     let profile = asked.unwrap_or(config.profile);
     // What the configuration says is part of strict; what an annotation says is asked of this container.
     let files = if profile == Profile::Strict { files.and(file_rules(&config.rules.files)) } else { files };
-    Ok(Policy { profile, rules: config.rules.clone(), mounts: mounts.unwrap_or_default(), files })
+    let own = vec![config.store.clone()];
+    Ok(Policy { profile, rules: config.rules.clone(), mounts: mounts.unwrap_or_default(), files, own })
 }
 
 fn file_rules(files: &Files) -> FileRules {

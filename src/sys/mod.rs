@@ -8,6 +8,7 @@ pub mod fs;
 pub mod image;
 pub mod inside;
 pub mod landlock;
+pub mod loopback;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;

@@ -96,6 +96,7 @@ int forge(int argc, char **argv) {
     snprintf(beside, sizeof beside, "%s/forged-whiteout", argv[2]);
     path_of = beside;
     play("mknod-whiteout", whiteout, S_IFCHR | 0600);
+    snprintf(beside, sizeof beside, "%s/forged-block", argv[2]);
     play("mknod-whiteout-block", whiteout, S_IFBLK | 0600);
     snprintf(beside, sizeof beside, "%s/.wh.passwd", argv[2]);
     play("mknod-whiteout-aufs", whiteout, S_IFREG | 0600);

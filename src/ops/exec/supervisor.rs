@@ -19,6 +19,7 @@ use crate::runtime::exec::budget::{Budget, Limit};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::quota::Quota;
+use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
@@ -88,7 +89,9 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     }
     let watched = terminal.is_some();
     release_streams(prepared.request.detach, watched);
-    let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans, budget };
+    // A container that can write to its cgroups can move a process out of the exec's.
+    let strays = exec.layer.filter(|_| record.manages_cgroups).map(|layer| Strays::new(&record.cgroups, &layer));
+    let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans, budget, strays };
     let command = running.pid;
     let ended = supervise(running, limits, terminal, || {
         // A log that stays is only longer to read.
@@ -194,6 +197,7 @@ fn launch(
         pidfd: pidfd.into(),
         namespaces: differing & !libc::CLONE_NEWPID,
         root,
+        root_flags: record.confinement.root_flags,
         submounts: exec.mounts.clone(),
         argv: described.argv,
         env: described.env,

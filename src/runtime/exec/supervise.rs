@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::budget::{Budget, Over};
-use super::cgroup::Usage;
+use super::cgroup::{KILL_PATIENCE, Usage};
+use super::strays::Strays;
 use super::{ExecError, Running, sys};
 use crate::runtime::members::Killed;
 use crate::runtime::relay::Relay;
@@ -30,6 +31,8 @@ pub struct Limits {
     pub orphans: Orphans,
     /// What its layer may take on disk.
     pub budget: Option<Budget>,
+    /// Where its processes can have gone besides.
+    pub strays: Option<Strays>,
 }
 
 /// A command that has ended, and all that it started with it.
@@ -75,8 +78,8 @@ pub fn supervise(
     let begun = running.started;
     let mut relay = terminal.map(|master| sys("pass on the terminal", Relay::start(master))).transpose()?;
     let deadline = limits.timeout.map(|t| begun + t);
-    let (budget, over) = (limits.budget, None);
-    let mut watch = Watch { running: &running, deadline, terminated: None, budget, over, written: 0 };
+    let Limits { budget, strays, .. } = limits;
+    let mut watch = Watch { running: &running, deadline, terminated: None, budget, over: None, strays, written: 0 };
     let exit = watch.until_end(relay.as_mut(), idle)?;
     let wall = begun.elapsed();
     let timed_out = watch.terminated.is_some();
@@ -133,6 +136,7 @@ struct Watch<'a> {
     terminated: Option<Instant>,
     budget: Option<Budget>,
     over: Option<Over>,
+    strays: Option<Strays>,
     /// What processes had written that were killed, and so are in no other process's account.
     written: u64,
 }
@@ -163,7 +167,8 @@ impl Watch<'_> {
                 return self.kill();
             }
             if self.running.cgroup.is_empty()? {
-                return Ok(Killed::default());
+                // Those that moved themselves out of the group have not waited to be waited for.
+                return self.kill();
             }
             self.step(relay.as_deref_mut(), false, Some(pause))?;
             pause = (pause * 2).min(Duration::from_millis(100));
@@ -173,11 +178,15 @@ impl Watch<'_> {
     /// Kills every process of the exec.
     fn kill(&mut self) -> Result<Killed, ExecError> {
         let (command, written) = (self.running.pid, &mut self.written);
-        self.running.cgroup.kill_noting(|pid| {
+        let mut note = |pid| {
             if pid != command {
                 *written += written_bytes(pid).unwrap_or(0);
             }
-        })
+        };
+        let killed = self.running.cgroup.kill_noting(&mut note)?;
+        let Some(strays) = &self.strays else { return Ok(killed) };
+        let more = strays.kill(KILL_PATIENCE, note)?;
+        Ok(Killed { seen: killed.seen + more.seen, left: killed.left.or(more.left) })
     }
 
     /// One wait for whatever comes first, and what it asks for.
