@@ -17,6 +17,7 @@ mod layering;
 mod lifecycle;
 mod limits;
 mod podman;
+mod policy;
 mod schema;
 mod security;
 mod soak;

@@ -42,6 +42,12 @@ pub enum OpsError {
         #[source]
         source: UnknownValue,
     },
+    /// A variable asks for no layer.
+    #[error(
+        "environment variable AGENTSBX_LAYER: \"shared\" leaves no record of what the command changes: use --layer, or have \
+         \"shared-layer\" in the configuration's allow when the container is created"
+    )]
+    SharedLayer,
     /// An annotation that asks for something that this version does not do.
     #[error("annotation {name}: {value:?} is not supported by this version: leave it out")]
     Reserved {
@@ -173,6 +179,7 @@ impl Classify for OpsError {
             | OpsError::Json { .. }
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
+            OpsError::SharedLayer => Kind::Denied,
             OpsError::Reserved { .. } => Kind::Unsupported,
             OpsError::NotInStore(..) | OpsError::PolicyUntold(_) | OpsError::NoLayer(..) | OpsError::NoExec(_) => {
                 Kind::NotFound
