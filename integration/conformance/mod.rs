@@ -3,7 +3,7 @@
 
 mod exec;
 mod hooks;
-mod lab;
+pub mod lab;
 mod life;
 mod mounts;
 mod process;

@@ -149,6 +149,11 @@ pub enum OpsError {
     /// An exec whose layer is no longer there.
     #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
     NoLayer(String, &'static str),
+    /// The event that tells it is gone, or is of a version that did not tell it.
+    #[error(
+        "the log does not tell the policy of container {0} (any more): its record in the runtime's root has what holds"
+    )]
+    PolicyUntold(String),
     /// The container has no exec yet.
     #[error("container {0} has had no exec yet")]
     NoExec(String),
@@ -169,7 +174,9 @@ impl Classify for OpsError {
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
             OpsError::Reserved { .. } => Kind::Unsupported,
-            OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
+            OpsError::NotInStore(..) | OpsError::PolicyUntold(_) | OpsError::NoLayer(..) | OpsError::NoExec(_) => {
+                Kind::NotFound
+            }
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),

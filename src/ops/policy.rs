@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
 use super::OpsError;
 use crate::config::{Config, Files};
-use crate::policy::{Policy, Refusal};
+use crate::policy::{Decision, Policy, Refusal};
 use crate::runtime::RuntimeError;
 use crate::spec::file_rules::{self, FileRules};
 use crate::spec::{annotations, mount_rules};
@@ -36,6 +39,47 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
     let files = if profile == Profile::Strict { files.and(file_rules(&config.rules.files)) } else { files };
     let own = vec![config.store.clone()];
     Ok(Policy { profile, rules: config.rules.clone(), mounts: mounts.unwrap_or_default(), files, own })
+}
+
+/// The longest list of decisions that an event carries, in bytes of JSON.
+const TOLD_MAX: usize = 128 << 10;
+
+/// What the event of a container's creation tells of its policy.
+pub fn told(profile: Profile, decisions: &[Decision]) -> Map<String, Value> {
+    let mut room = TOLD_MAX;
+    // An engine's configuration can be of any size; the log's events cannot.
+    let kept = crate::report::fitting(decisions, &mut room).unwrap_or_default();
+    let told = Told { profile, left_out: decisions.len() - kept.len(), decisions: kept };
+    let value = serde_json::to_value(told).unwrap_or_default();
+    Map::from_iter([(MEMBER.to_owned(), value)])
+}
+
+/// The event's member that [`told`] makes.
+const MEMBER: &str = "policy";
+
+/// What a container's profile made of its engine's configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Told {
+    /// The profile.
+    pub profile: Profile,
+    /// What was changed, and why.
+    pub decisions: Vec<Decision>,
+    /// How many more there were than the log can hold.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl Told {
+    /// Reads it from the payload of a `container-created` event; none if that is of an older version.
+    pub fn of(payload: &Value) -> Option<Told> {
+        serde_json::from_value(payload.get(MEMBER)?.clone()).ok()
+    }
 }
 
 fn file_rules(files: &Files) -> FileRules {

@@ -167,10 +167,6 @@ pub(super) const MASKED: &[(&str, &str)] = &[
     ("/proc/timer_stats", "other processes"),
     ("/sys/devices/virtual/powercap", "energy meters, by which keys of others can be told"),
     ("/sys/firmware", "firmware's tables and variables"),
-    ("/sys/fs/bpf", "programs and maps in the kernel"),
-    ("/sys/kernel/debug", "the kernel's inside"),
-    ("/sys/kernel/security", "the host's security modules"),
-    ("/sys/kernel/tracing", "what the host's kernel does"),
 ];
 
 /// Paths of the container that are read-only, besides those of the engine.
