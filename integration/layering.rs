@@ -54,7 +54,7 @@ const MAP: &[(&str, &[&str])] = &[
 ];
 
 /// Every `.rs` file below `dir`, in order.
-fn sources(dir: &Path) -> Vec<PathBuf> {
+pub fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.expect("readdir").path();

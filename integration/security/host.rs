@@ -48,11 +48,6 @@ impl Canary {
         Canary { dir, name, secret, tree, knobs: knobs() }
     }
 
-    /// The file in it.
-    pub fn file(&self) -> PathBuf {
-        self.dir.join(&self.name)
-    }
-
     /// Asserts that nothing of it was changed, and that none of these texts shows it.
     #[track_caller]
     pub fn assert_untouched(&self, texts: &[&str]) {

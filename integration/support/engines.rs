@@ -61,7 +61,7 @@ impl Engines {
             .args([run, data])
             .arg(cgroup)
             .args([&logs, &binary(), &store])
-            .env("AGENTSBX_CONFIG", &process().config)
+            .env("AGENTSBX_CONFIG", &process().defaults)
             .limit(Duration::from_secs(200));
         if let Some(first) = remap {
             start = start.env("AGENTSBX_IT_REMAP", first);
@@ -104,7 +104,7 @@ impl Engines {
 
     /// A verb of the binary under test on the engines' store: containers are found whatever root they were made with.
     pub fn agentsbx<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        self.own().env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.store).args(args)
+        self.own().env("AGENTSBX_CONFIG", &process().defaults).arg("--store").arg(&self.store).args(args)
     }
 
     /// The same with `--json`, parsed.
@@ -203,7 +203,7 @@ impl Podman {
     /// `podman --runtime agentsbx ARGS…`
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         Cmd::new("podman")
-            .env("AGENTSBX_CONFIG", &process().config)
+            .env("AGENTSBX_CONFIG", &process().defaults)
             .env("CONTAINERS_CONF", self.dir.join("containers.conf"))
             .env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf"))
             .arg("--tmpdir")

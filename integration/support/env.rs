@@ -29,6 +29,8 @@ pub struct Process {
     pub logs: PathBuf,
     /// A configuration file of the tests' own, so that the host's has no say: profile `oci`.
     pub config: PathBuf,
+    /// The same for what engines start: the defaults, which are people's, but that execs may ask for no layer.
+    pub defaults: PathBuf,
     // Its stdin is the pipe whose end tells it to put everything away; held, never used.
     _guard: Child,
 }
@@ -51,6 +53,8 @@ pub fn process() -> &'static Process {
         let [run, data, logs] = [run, data, logs].map(|dir| fs::canonicalize(dir).expect("resolve a directory"));
         let config = data.join("config.toml");
         fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
+        let defaults = data.join("defaults.toml");
+        fs::write(&defaults, "allow = ['shared-layer']\n").expect("write a configuration");
         let log = fs::File::create(logs.join("guard.log")).expect("make the guard's log");
         let guard = Command::new("setsid")
             .arg(repository().join("hack/guard.sh"))
@@ -61,7 +65,7 @@ pub fn process() -> &'static Process {
             .stderr(log)
             .spawn()
             .expect("start hack/guard.sh");
-        Process { run, data, cgroup, logs, config, _guard: guard }
+        Process { run, data, cgroup, logs, config, defaults, _guard: guard }
     })
 }
 

@@ -2,12 +2,14 @@
 
 use serde_json::{Value, json};
 
+use super::decisions;
 use super::graph::Graph;
 use super::render::{self, Colour, Paint};
 use super::{Global, print};
 use crate::diff::Summary;
 use crate::id::Generation;
 use crate::ops::history;
+use crate::ops::policy::Told;
 use crate::report::{End, rfc3339};
 use crate::store::{ExecRecord, LogEntry, now_ns};
 
@@ -35,10 +37,8 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     }
     let paint = Paint::stdout();
     let short = short_length(&entries);
-    let told: Vec<&LogEntry> = entries
-        .iter()
-        .filter(|entry| !matches!(entry, LogEntry::Event(event) if event.kind == "container-created"))
-        .collect();
+    let (made, told): (Vec<&LogEntry>, Vec<&LogEntry>) =
+        entries.iter().partition(|entry| matches!(entry, LogEntry::Event(event) if event.kind == history::CREATED));
     let of = |entry: &&LogEntry| if let LogEntry::Exec(exec) = entry { exec.generation } else { None };
     let generations: Vec<_> = [Some(Generation::ZERO)].into_iter().chain(told.iter().map(of)).collect();
     let graph = Graph::new(&generations, &parents, container.head);
@@ -55,7 +55,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         ["", "GEN", "EXEC", "WHEN", "COMMAND", "END", "LAYER", "CHANGES"].map(|h| paint.text(Colour::Dim, h)).to_vec(),
     ];
     let [mark, zero] = place(0);
-    let origin = paint.text(Colour::Dim, "(the root filesystem as created)");
+    let origin = paint.text(Colour::Dim, &format!("(the root filesystem as created{})", policy(&made)));
     rows.push(vec![mark, zero, String::new(), ago(container.created_ns), origin]);
     rows.extend(told.iter().enumerate().map(|(at, entry)| {
         let [mark, number] = place(at + 1);
@@ -69,6 +69,15 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     }));
     print(&render::table(&rows))?;
     Ok(0)
+}
+
+/// What the event of the container's creation tells of its policy, in brief.
+fn policy(made: &[&LogEntry]) -> String {
+    let told = made.iter().find_map(|entry| match entry {
+        LogEntry::Event(event) => Told::of(&serde_json::from_str(&event.payload).ok()?),
+        LogEntry::Exec(_) => None,
+    });
+    told.map(|told| format!("; {}", decisions::in_brief(&told))).unwrap_or_default()
 }
 
 /// The containers that the store knows, whatever root they were made with.

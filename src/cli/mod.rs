@@ -8,6 +8,7 @@ mod checkpoint;
 mod commit;
 mod config;
 mod create;
+mod decisions;
 mod delete;
 mod diff;
 mod discard;

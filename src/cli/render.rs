@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use rustix::termios::isatty;
 
+use super::decisions;
 use crate::diff::{Change, FileType, Kind, Summary};
 use crate::report::{End, ResultDocument};
 use crate::terms::{Disposition, EndKind};
@@ -347,6 +348,9 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
     };
     row("changes", changes);
     let mut out = table(&rows);
+    for one in &document.policy {
+        let _ = writeln!(out, "{}", decisions::one(paint, &one.field, [&one.from, &one.to], &one.why));
+    }
     for path in document.conflicts.iter().take(SHOWN) {
         let _ = writeln!(out, "{}", paint.text(Colour::Bad, &format!("! {}", visible(&path.to_string_lossy()))));
     }

@@ -1,5 +1,6 @@
 //! `show`.
 
+use super::decisions;
 use super::render::{self, Paint};
 use super::{Global, print};
 use crate::ops::history;
@@ -7,9 +8,12 @@ use crate::ops::history;
 /// Show what one exec did: how it ended, what it changed, what became of that, what it cost
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print the result document
+    /// Print the result document, or with --policy the policy, as JSON
     #[arg(long)]
     json: bool,
+    /// Show the container's policy instead: its profile, and what that changed of the engine's configuration, and why
+    #[arg(long, conflicts_with_all = ["wait", "exec"])]
+    policy: bool,
     /// Wait until the exec has ended
     #[arg(long)]
     wait: bool,
@@ -22,6 +26,14 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    if args.policy {
+        let told = history::policy(&global.context()?, &args.container)?;
+        let text = match args.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&told)?),
+            false => decisions::policy(Paint::stdout(), &told),
+        };
+        return Ok(print(&text).map(|()| 0)?);
+    }
     let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait)?;
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;

@@ -65,6 +65,7 @@ fn register(store: &Store, mut record: Record) -> Result<Record, OpsError> {
         bundle: record.bundle.clone(),
         rootfs: record.rootfs.clone(),
         created_ns: now_ns(),
+        told: super::policy::told(record.confinement.profile, &record.decisions),
     };
     let key = store.add_container(&container)?;
     record.store_key = Some(key.0);

@@ -42,6 +42,12 @@ pub enum OpsError {
         #[source]
         source: UnknownValue,
     },
+    /// A variable asks for no layer.
+    #[error(
+        "environment variable AGENTSBX_LAYER: \"shared\" leaves no record of what the command changes: use --layer, or have \
+         \"shared-layer\" in the configuration's allow when the container is created"
+    )]
+    SharedLayer,
     /// An annotation that asks for something that this version does not do.
     #[error("annotation {name}: {value:?} is not supported by this version: leave it out")]
     Reserved {
@@ -149,6 +155,11 @@ pub enum OpsError {
     /// An exec whose layer is no longer there.
     #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
     NoLayer(String, &'static str),
+    /// The event that tells it is gone, or is of a version that did not tell it.
+    #[error(
+        "the log does not tell the policy of container {0} (any more): its record in the runtime's root has what holds"
+    )]
+    PolicyUntold(String),
     /// The container has no exec yet.
     #[error("container {0} has had no exec yet")]
     NoExec(String),
@@ -168,8 +179,11 @@ impl Classify for OpsError {
             | OpsError::Json { .. }
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
+            OpsError::SharedLayer => Kind::Denied,
             OpsError::Reserved { .. } => Kind::Unsupported,
-            OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
+            OpsError::NotInStore(..) | OpsError::PolicyUntold(_) | OpsError::NoLayer(..) | OpsError::NoExec(_) => {
+                Kind::NotFound
+            }
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),

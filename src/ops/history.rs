@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use super::policy::Told;
 use super::{Context, OpsError, owners, publish, stack};
 use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
@@ -35,6 +36,19 @@ pub fn log(context: &Context, container: &str) -> Result<History, OpsError> {
     let parents = store.generations(container.key)?.into_iter().map(|row| (row.number, row.parent)).collect();
     Ok(History { container, entries, parents })
 }
+
+/// What a container's profile made of its engine's configuration.
+pub fn policy(context: &Context, container: &str) -> Result<Told, OpsError> {
+    let (store, container) = context.container_to_read(container)?;
+    let told = store.log(container.key)?.into_iter().find_map(|entry| match entry {
+        LogEntry::Event(event) if event.kind == CREATED => Told::of(&serde_json::from_str(&event.payload).ok()?),
+        _ => None,
+    });
+    told.ok_or_else(|| OpsError::PolicyUntold(container.id.to_string()))
+}
+
+/// The kind of the event that tells that a container was made.
+pub const CREATED: &str = "container-created";
 
 /// One exec's result; the last one's if `exec` is none. With `wait`, not before it has ended.
 pub fn show(context: &Context, container: &str, exec: Option<&str>, wait: bool) -> Result<ResultDocument, OpsError> {

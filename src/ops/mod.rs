@@ -11,7 +11,7 @@ pub mod fsck;
 pub mod gc;
 pub mod history;
 mod owners;
-mod policy;
+pub mod policy;
 mod presence;
 mod process;
 mod publish;

@@ -16,7 +16,8 @@ use super::owners;
 use crate::diff::{Change, PathBytes};
 use crate::durable::{self, LockFile};
 use crate::id::ExecId;
-use crate::report::{Generations, MAX_ANNOTATION, ResultDocument, Schema, UserIds, rfc3339};
+use crate::policy::Decision;
+use crate::report::{Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, rfc3339};
 use crate::runtime::state::Record;
 use crate::spec::annotations;
 use crate::store::{Container, ExecRecord, MAX_RESULT, Store, StoreError};
@@ -29,21 +30,36 @@ struct Details {
     changes: Vec<Change>,
     conflicts: Vec<PathBytes>,
     conflict_reason: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    policy: Vec<PolicyDecision>,
     truncated: bool,
 }
 
+/// Decisions as documents have them.
+pub fn decisions(list: &[Decision]) -> Vec<PolicyDecision> {
+    let one = |d: &Decision| PolicyDecision {
+        field: d.field.clone(),
+        from: d.from.clone(),
+        to: d.to.clone(),
+        why: d.why.clone().into_owned(),
+    };
+    list.iter().map(one).collect()
+}
+
 /// Paths as JSON for the store, the last ones left out where they are too many. `None` where there is nothing to tell.
-pub fn details(changes: &[Change], conflict: Option<&Conflict>) -> Option<String> {
-    if changes.is_empty() && conflict.is_none() {
+pub fn details(changes: &[Change], conflict: Option<&Conflict>, policy: &[Decision]) -> Option<String> {
+    if changes.is_empty() && conflict.is_none() && policy.is_empty() {
         return None;
     }
     let mut details = Details {
         conflicts: conflict.map(|c| c.paths.clone()).unwrap_or_default(),
         conflict_reason: conflict.map(|c| c.reason.clone()),
         changes: Vec::new(),
+        policy: decisions(policy),
         truncated: true,
     };
     let mut room = MAX_RESULT.saturating_sub(1024 + details.conflict_reason.as_ref().map_or(0, |r| r.len() * 2));
+    details.policy = crate::report::fitting(&details.policy, &mut room).ok()?;
     details.conflicts = crate::report::fitting(&details.conflicts, &mut room).ok()?;
     details.changes = crate::report::fitting(changes, &mut room).ok()?;
     let all =
@@ -232,6 +248,7 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
             changes: whole.changes,
             conflicts: whole.conflicts,
             conflict_reason: whole.conflict_reason,
+            policy: details.policy,
             truncated: whole.truncated,
         };
     }
@@ -274,6 +291,7 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
         changes: details.changes,
         conflicts: details.conflicts,
         conflict_reason: details.conflict_reason.filter(|_| record.disposition == Some(Disposition::Conflict)),
+        policy: details.policy,
         survivors_killed: record.survivors,
         truncated: details.truncated,
     })

@@ -180,7 +180,7 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         end: serde_json::to_value(end).ok(),
         usage: None,
         summary: serde_json::to_value(found.summary).ok(),
-        result: publish::details(&found.changes, None),
+        result: publish::details(&found.changes, None, &[]),
         survivors: Some(u64::from(killed)),
         finished_ns: now_ns(),
     };

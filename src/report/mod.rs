@@ -61,10 +61,28 @@ pub struct ResultDocument {
     /// With disposition `conflict`: why, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conflict_reason: Option<String>,
+    /// What the container's profile took of what the exec asked for beyond its container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policy: Vec<PolicyDecision>,
     /// Processes that it left running and that were killed.
     pub survivors_killed: Option<u64>,
     /// Whether paths are left out of `changes` or `conflicts`. `summary` always counts all.
     pub truncated: bool,
+}
+
+/// One thing that an exec asked for and did not get.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PolicyDecision {
+    /// The field of `process.json`, such as `process.capabilities`.
+    pub field: String,
+    /// What was asked for; null if nothing was said.
+    pub from: serde_json::Value,
+    /// What it got; null if the field was taken away.
+    pub to: serde_json::Value,
+    /// Why.
+    pub why: String,
 }
 
 /// The constant `schema` field.

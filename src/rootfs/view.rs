@@ -19,6 +19,19 @@ pub fn submounts(pid: i32) -> Result<Vec<PathBuf>, RootfsError> {
         .map_err(|line| RootfsError::MountInfoLine { path, line: String::from_utf8_lossy(line).into_owned() })
 }
 
+/// Whether something is mounted over the root of the process `pid`. It would not see that, but who joins its mount
+/// namespace would see nothing else.
+pub fn root_is_covered(pid: i32) -> Result<bool, RootfsError> {
+    let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
+    let text = proc::read(&path).map_err(|source| RootfsError::MountInfo { path, source })?;
+    Ok(roots(&text) > 1)
+}
+
+/// How many mounts have the root as their mount point: the fifth field.
+fn roots(text: &[u8]) -> usize {
+    text.split(|b| *b == b'\n').filter(|line| line.split(|b| *b == b' ').nth(4) == Some(b"/")).count()
+}
+
 /// Parses mountinfo (proc(5)): fields are mount id, parent id, major:minor, root, mount point, …
 fn direct_children(text: &[u8]) -> Result<Vec<PathBuf>, &[u8]> {
     let mut root = None;
@@ -136,6 +149,7 @@ mod tests {
             616 610 0:60 / / rw - tmpfs tmpfs rw\n";
         let got = direct_children(text).unwrap();
         assert_eq!(got, [PathBuf::from("/proc"), PathBuf::from("/dev"), PathBuf::from("/a b\\c")]);
+        assert_eq!(roots(text), 2);
         assert_eq!(direct_children(b"junk\n").unwrap_err(), b"junk");
         assert!(direct_children(b"").unwrap().is_empty());
     }

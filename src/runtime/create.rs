@@ -18,8 +18,8 @@ use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::devices;
 use super::error::{On, RuntimeError};
+use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
-use super::host;
 use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
@@ -32,6 +32,7 @@ use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::{Program, Strictness};
 use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::rootfs::view;
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
 use crate::sys::{attributes, loopback, proc, socket};
@@ -87,8 +88,9 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } =
-        policy::harden(&engine, policy, &host::look(&engine, policy)?)?;
+    let root = absolute(&request.root)?;
+    let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy)?;
+    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &facts.host)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -96,7 +98,6 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     }
     let paths = Outputs::resolve(request)?;
 
-    let root = absolute(&request.root)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).on("make directory", &root)?;
     let dir = Record::dir_of(&root, id);
     match fs::DirBuilder::new().mode(0o711).create(&dir) {
@@ -105,7 +106,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) => return Err(err).on("make directory", &dir),
     }
     let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, lock };
+    let judged = facts.judged;
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -125,6 +127,8 @@ struct Bundle {
     confinement: Confinement,
     /// What of the list of system calls is changed; none: the profile has no list.
     strictness: Option<Strictness>,
+    /// The sources of its bind mounts, as the policy has judged them.
+    judged: Vec<Judged>,
     lock: OwnedFd,
 }
 
@@ -362,7 +366,10 @@ fn launch(
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let Ready { config, root, all, program } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    if bundle.confinement.profile == Profile::Strict {
+        fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.confinement)?;
+    }
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
@@ -414,6 +421,10 @@ fn launch(
         swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
     }
     own_loopback(pid, config)?;
+    // Before anything is repaired: repairs would be made on what the first process does not see.
+    if view::root_is_covered(pid)? {
+        return Err(RuntimeError::CoveredRoot);
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))

@@ -99,6 +99,15 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// A mount, a masked or a read-only path leads to the root of the container.
+    #[error(
+        "something is mounted over the container's root: a mount's destination, a masked or a read-only path leads to /, \
+         perhaps by a symbolic link in the image; take it out"
+    )]
+    CoveredRoot,
+    /// What the mounts of a container are was not to be found out.
+    #[error(transparent)]
+    Mounts(#[from] crate::rootfs::RootfsError),
     /// A hook failed.
     #[error("{phase} hook {path}: {why}")]
     Hook {
@@ -143,7 +152,8 @@ impl Classify for RuntimeError {
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
             E::Policy(err) => err.kind(),
-            E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
+            E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } | E::CoveredRoot => Kind::InvalidInput,
+            E::Mounts(err) => err.kind(),
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
             E::Cgroup(err) => err.kind(),

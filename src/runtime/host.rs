@@ -20,6 +20,7 @@ pub fn look(engine: &Config, policy: &Policy) -> Result<Host, RuntimeError> {
         landlock: landlock::version(),
         swap_accounting: counts_swap(&all),
         cpu_ceiling: cpu_ceiling(Path::new(&path), &all),
+        ..Host::default()
     })
 }
 

@@ -11,6 +11,7 @@ mod devices;
 mod error;
 pub mod events;
 pub mod exec;
+mod facts;
 mod fixup;
 pub mod hooks;
 mod host;

@@ -30,6 +30,8 @@ pub struct NewContainer {
     pub rootfs: PathBuf,
     /// When, in nanoseconds since 1970 UTC.
     pub created_ns: i64,
+    /// What is told of it besides, a JSON object: members of its event.
+    pub told: serde_json::Map<String, serde_json::Value>,
 }
 
 /// A container as the store has it.
@@ -109,11 +111,14 @@ impl Store {
                 })
                 .during("add container")
                 .and_then(|key| {
-                    let payload = json!({
+                    let mut payload = json!({
                         "root": new.root.to_string_lossy(),
                         "bundle": new.bundle.to_string_lossy(),
                         "rootfs": new.rootfs.to_string_lossy(),
                     });
+                    if let Some(members) = payload.as_object_mut() {
+                        members.extend(new.told.clone());
+                    }
                     append(tx, new.created_ns, Some((ContainerKey(key), &new.id)), "container-created", &payload)?;
                     Ok(ContainerKey(key))
                 })

@@ -14,6 +14,7 @@ use oci_spec::runtime::Process;
 
 use super::{Context, OpsError, ProcessSource, process};
 use crate::id::ContainerId;
+use crate::policy::Decision;
 use crate::runtime::state::{Record, Status};
 use crate::sys::SysError;
 use crate::sys::process::{Fork, exit_now, fork};
@@ -56,6 +57,8 @@ struct Prepared {
     record: Record,
     process: Process,
     settings: Settings,
+    /// What the container's profile took of what was asked for beyond the container.
+    decisions: Vec<Decision>,
     engine_exec: Option<String>,
 }
 
@@ -108,8 +111,9 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     }
     let bundle = record.bundle.clone();
     let mut process = process::build(&request.process, || own_process(&bundle))?;
+    settings::drop_inherited(&mut process, || own_process(&bundle))?;
     record.inherited.complete(&mut process);
-    record.confinement.harden(&mut process);
+    let decisions = record.confinement.harden(&mut process);
     let terminal = process.terminal().unwrap_or(false);
     if request.console_socket.is_some() && !(request.detach && terminal) {
         return Err(crate::runtime::RuntimeError::ConsoleSocketUnused.into());
@@ -125,9 +129,10 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
             return Err(missing(std::io::ErrorKind::NotADirectory.into()));
         }
     }
-    let settings = Settings::resolve(&context.config, &record.annotations, &mut process, &request.overrides)?;
+    let layered = record.confinement.layered;
+    let settings = Settings::resolve(&context.config, &record.annotations, &mut process, &request.overrides, layered)?;
     let engine_exec = request.pid_file.as_deref().and_then(engine_name);
-    Ok(Prepared { request, record, process, settings, engine_exec })
+    Ok(Prepared { request, record, process, settings, decisions, engine_exec })
 }
 
 /// The process of the container's configuration; the rest of it is not looked at.

@@ -197,6 +197,7 @@ fn launch(
         pidfd: pidfd.into(),
         namespaces: differing & !libc::CLONE_NEWPID,
         root,
+        root_flags: record.confinement.root_flags,
         submounts: exec.mounts.clone(),
         argv: described.argv,
         env: described.env,
@@ -433,7 +434,7 @@ impl Exec<'_> {
             end: serde_json::to_value(&told.end).ok(),
             usage: serde_json::to_value(told.usage).ok(),
             summary: serde_json::to_value(told.diff.summary).ok(),
-            result: publish::details(&told.diff.changes, told.conflict.as_ref()),
+            result: publish::details(&told.diff.changes, told.conflict.as_ref(), &told.prepared.decisions),
             survivors: told.survivors,
             finished_ns: told.finished_ns,
         }
@@ -462,6 +463,7 @@ impl Exec<'_> {
             changes: owners::as_inside(told.diff.changes, prepared.record.id_maps.as_ref()),
             conflicts: paths,
             conflict_reason: reason,
+            policy: publish::decisions(&prepared.decisions),
             survivors_killed: told.survivors,
             truncated: false,
         };
