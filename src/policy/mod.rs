@@ -6,6 +6,7 @@
 
 pub mod capabilities;
 mod confinement;
+mod cow;
 mod decision;
 mod enosys;
 mod host;
@@ -42,6 +43,9 @@ pub struct Hardened {
 /// One part of a profile: changes what it finds fault with, and says so.
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
+/// The parts of every profile: they only tighten, and only where they are asked to.
+const EVERY: &[Pass] = &[cow::destinations];
+
 /// The parts of `strict`, in order.
 const STRICT: &[Pass] = &[process::first];
 
@@ -52,7 +56,6 @@ struct Work<'a> {
     policy: &'a Policy,
     #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
-    #[expect(dead_code, reason = "the passes that ask for it are not written yet")]
     confinement: &'a mut Confinement,
     decisions: &'a mut Vec<Decision>,
 }
@@ -69,9 +72,10 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
     let mut spec = engine.clone();
     let mut decisions = Vec::new();
     let mut confinement = Confinement { profile: policy.profile, ..Confinement::default() };
+    let mut work =
+        Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
+    EVERY.iter().try_for_each(|pass| pass(&mut work))?;
     if policy.profile == Profile::Strict {
-        let mut work =
-            Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
         STRICT.iter().try_for_each(|pass| pass(&mut work))?;
     }
     Ok(Hardened { spec, decisions, confinement })

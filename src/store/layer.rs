@@ -44,6 +44,11 @@ impl StagedLayer {
         self.dir.join("work")
     }
 
+    /// The work directory of the layer's `n`th further overlay (0700, empty, made by this call).
+    pub fn make_work_of(&self, n: usize) -> Result<PathBuf, StoreError> {
+        make_work(&self.dir, n)
+    }
+
     /// Leaves the layer where it is: to be called when a row names it.
     pub fn keep(mut self) -> LayerId {
         self.kept = true;
@@ -136,6 +141,11 @@ impl Store {
         self.layer_dir(layer).join("work")
     }
 
+    /// Makes the work directory of the layer's `n`th further overlay: a copy-on-write mount is an overlay of its own.
+    pub fn make_work_of(&self, layer: &LayerId, n: usize) -> Result<PathBuf, StoreError> {
+        make_work(&self.layer_dir(layer), n)
+    }
+
     /// Writes the list of paths that a layer touches, whole or not at all. Opaque to the store. Like the layer itself
     /// it is not synced: after a power loss it may be missing or empty, and can be had again by walking the layer.
     pub fn write_touched(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
@@ -170,6 +180,12 @@ impl Store {
         let dir = self.layer_dir(&released.0);
         trash::discard(&dir, &self.trash_dir(), &released.0.to_string()).at("delete layer", &dir)
     }
+}
+
+fn make_work(layer: &Path, n: usize) -> Result<PathBuf, StoreError> {
+    let path = layer.join(format!("work-{n}"));
+    durable::make_dir(&path, 0o700).at("mkdir", &path)?;
+    Ok(path)
 }
 
 pub(super) fn open_dir(path: &Path) -> io::Result<OwnedFd> {

@@ -44,6 +44,7 @@ fn new_container(id: &str) -> NewContainer {
         bundle: "/bundle".into(),
         rootfs: "/bundle/rootfs".into(),
         created_ns: now_ns(),
+        cow_mounts: Vec::new(),
     }
 }
 
