@@ -11,6 +11,7 @@ mod conformance;
 mod ctr;
 mod diff;
 mod docker;
+mod files;
 mod layering;
 mod lifecycle;
 mod podman;

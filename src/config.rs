@@ -95,7 +95,7 @@ impl Default for Config {
             timeout: Timeout(Some(DEFAULT_TIMEOUT)),
             orphans: Orphans::Kill,
             keep_events: DEFAULT_KEEP_EVENTS,
-            profile: Profile::Strict,
+            profile: Profile::default(),
         }
     }
 }

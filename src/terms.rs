@@ -98,6 +98,13 @@ word! {
     }
 }
 
+#[expect(clippy::derivable_impls, reason = "the macro above derives for all words alike")]
+impl Default for Profile {
+    fn default() -> Profile {
+        Profile::Strict
+    }
+}
+
 impl Disposition {
     /// Whether the layer waits for a decision.
     pub const fn is_held(self) -> bool {

@@ -202,7 +202,12 @@ fn stores_are_not_mixed_up() {
     let env = Env::new();
     let here = Bundle::running(&env);
     here.sh("echo here >/x").expect(0);
-    let elsewhere = Env { store: env.dir.join("elsewhere"), root: env.root.clone(), dir: env.dir.clone() };
+    let elsewhere = Env {
+        store: env.dir.join("elsewhere"),
+        root: env.root.clone(),
+        dir: env.dir.clone(),
+        config: env.config.clone(),
+    };
     let there = Bundle::running(&elsewhere);
     there.sh("echo there >/x").expect(0);
     // Each is the first of its store.

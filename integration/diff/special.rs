@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::cases::all;
 use super::session::{Session, bundle, play_here, view};
 use super::truth::{check, same_after_commit, same_view};
-use crate::support::walk::{bytes_of, walk};
+use crate::support::walk::{Tree, bytes_of, walk};
 use crate::support::{Cmd, Env, result};
 
 fn lines(text: &str) -> Vec<String> {
@@ -78,9 +78,21 @@ fn a_user_namespace_changes_nothing_but_who_is_who() {
         session.play(&cases.iter().flat_map(|case| &case.change).map(possible).collect::<Vec<_>>());
         let after = session.walk();
         let told = session.end();
-        check(&told, &before, &after, false).unwrap_or_else(|why| panic!("{why}"));
+        check(&told, &as_inside(&before), &as_inside(&after), false).unwrap_or_else(|why| panic!("{why}"));
+        let shown = bundle.env.json(["diff", &bundle.id, "@-1..@", "--json"]);
+        for change in shown["changes"].as_array().expect("changes") {
+            assert!(change["uid"].as_u64() < Some(65536), "an id of the host: {change}");
+        }
         same_after_commit(&view(&bundle), &before, &after).unwrap_or_else(|why| panic!("{why}"));
     }
+}
+
+/// A tree with the owners that a container sees whose ids begin at 100,000 of the host's.
+fn as_inside(tree: &Tree) -> Tree {
+    let id = |host: u32| host.checked_sub(100_000).unwrap_or(65534);
+    let mut tree = tree.clone();
+    tree.values_mut().for_each(|entry| entry.owner = (id(entry.owner.0), id(entry.owner.1)));
+    tree
 }
 
 /// A history so long that its layers are merged: every range of it is told, every generation is as it was.

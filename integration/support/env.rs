@@ -88,6 +88,8 @@ pub struct Env {
     pub store: PathBuf,
     /// Bundles and other scratch files.
     pub dir: PathBuf,
+    /// `AGENTSBX_CONFIG`
+    pub config: PathBuf,
 }
 
 impl Env {
@@ -98,15 +100,24 @@ impl Env {
             root: process().run.join(&name),
             store: process().data.join(&name).join("store"),
             dir: process().data.join(&name),
+            config: process().config.clone(),
         };
         fs::create_dir_all(&env.dir).expect("make a directory");
+        env
+    }
+
+    /// A new one with a configuration of its own; one without a word in it is the default: profile `strict`.
+    pub fn with_config(text: &str) -> Env {
+        let mut env = Env::new();
+        env.config = env.dir.join("config.toml");
+        fs::write(&env.config, text).expect("write a configuration");
         env
     }
 
     /// An `agentsbx` command with this environment's root and store.
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         let places = [&"--root".into(), &self.root, &"--store".into(), &self.store];
-        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).args(places).args(args)
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &self.config).args(places).args(args)
     }
 
     /// Runs `agentsbx` with this environment's root and store.

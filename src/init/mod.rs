@@ -19,10 +19,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use crate::policy::capabilities::Sets;
+use crate::policy::files::Fence;
 use crate::policy::seccomp::Program;
 use crate::rootfs::{Root, RootfsError};
 use crate::sys::SysError;
 use crate::sys::attributes::SchedAttr;
+use crate::sys::landlock::LandlockError;
 
 /// All that the child needs to know; plain data and open descriptors.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub struct Plan {
     pub no_new_privileges: bool,
     /// The container's filter.
     pub seccomp: Option<Program>,
+    /// What fences it off from the container's other processes.
+    pub fence: Option<Fence>,
     /// `RLIMIT_*`, soft, hard.
     pub rlimits: Vec<(u32, u64, u64)>,
     /// `oom_score_adj`, -1000 to 1000.
@@ -115,6 +119,8 @@ pub(crate) enum InitError {
     },
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
+    #[error(transparent)]
+    Fence(#[from] LandlockError),
     #[error(transparent)]
     Program(#[from] program::ProgramError),
     #[error("chdir to cwd ({cwd:?}) set in config.json failed: {reason}")]

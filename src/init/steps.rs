@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
-use crate::sys::{SysError, attributes, ns, process, signal, socket, tty};
+use crate::sys::{SysError, attributes, landlock, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
 pub(super) type Step = (&'static str, fn(&mut State<'_>) -> Result<(), InitError>);
@@ -80,6 +80,8 @@ pub(super) const STEPS: &[Step] = &[
     ("find the program", find_program),
     // The change of ids has cleared it (prctl(2)).
     ("tie to the supervisor, again", tie),
+    // Behind it neither this process nor its children see into others; before the filter, which need not allow it.
+    ("fence", fence),
     // As late as can be, so that the filter need not allow what this list does.
     ("seccomp", |s| if s.plan.no_new_privileges { seccomp(s) } else { Ok(()) }),
     ("exec", execute),
@@ -291,6 +293,13 @@ fn identity(state: &mut State<'_>) -> Result<(), InitError> {
     sys("keep capabilities", attributes::keep_capabilities(false))?;
     sys("set the capabilities", attributes::set_capabilities(caps.effective, caps.permitted, caps.inheritable))?;
     sys("set the ambient capabilities", attributes::set_ambient(caps.ambient & caps.permitted & caps.inheritable))
+}
+
+fn fence(state: &mut State<'_>) -> Result<(), InitError> {
+    match &state.plan.fence {
+        Some(fence) => Ok(landlock::fence(fence.allow_write.as_deref(), fence.audit)?),
+        None => Ok(()),
+    }
 }
 
 fn seccomp(state: &mut State<'_>) -> Result<(), InitError> {

@@ -8,6 +8,7 @@ pub mod trial;
 use serde::Serialize;
 
 use super::Context;
+use crate::sys::landlock::{FENCE, WRITES};
 use crate::sys::probe::{Failure, Features, Tried};
 use crate::sys::signal::SignalFd;
 use trial::{CgroupTrial, StoreTrial};
@@ -309,6 +310,7 @@ impl Judge {
                 "3.8",
             ),
             keyring,
+            fence(found.landlock),
             match found.apparmor {
                 true => feature("AppArmor", State::Enforced, "profiles are applied", None),
                 false => feature("AppArmor", State::Absent, none("profile"), None),
@@ -318,6 +320,29 @@ impl Judge {
                 false => feature("SELinux", State::Absent, none("label"), None),
             },
         ]
+    }
+}
+
+/// What of Landlock there is: the fence around each exec, and limits on where its processes write.
+fn fence(version: Option<u32>) -> Feature {
+    const NAME: &str = "Landlock";
+    const REMEDY: Option<&str> = Some("enable it (kernel parameter lsm=landlock,…; Linux 6.2 for all of it)");
+    match version {
+        Some(WRITES..) => {
+            feature(NAME, State::Enforced, "execs cannot look into each other; writing can be limited", None)
+        }
+        Some(FENCE..) => feature(
+            NAME,
+            State::Fallback,
+            "execs cannot look into each other; a container with allowWrite is refused",
+            REMEDY,
+        ),
+        Some(_) | None => feature(
+            NAME,
+            State::Absent,
+            "execs of a container can look into each other by /proc, ptrace is refused",
+            REMEDY,
+        ),
     }
 }
 
@@ -341,6 +366,7 @@ mod tests {
             seccomp: Ok(()),
             user_namespaces: Ok(()),
             keyring: Ok(()),
+            landlock: Some(WRITES),
             apparmor: true,
             selinux: false,
         };
@@ -415,9 +441,10 @@ mod tests {
     #[test]
     fn what_is_only_better_is_a_fallback() {
         type Break = fn(&mut Features, &mut StoreTrial, &mut CgroupTrial);
-        let breaks: [(&str, Break); 8] = [
+        let breaks: [(&str, Break); 9] = [
             ("overlay lowerdir+", |f, _, _| f.lowerdir_append = fails(libc::EINVAL)),
             ("session keyring", |f, _, _| f.keyring = fails(libc::ENOSYS)),
+            ("Landlock", |f, _, _| f.landlock = Some(FENCE)),
             ("cgroup v2", |_, _, c| c.v1 = ["cpuacct", "freezer"].map(str::to_owned).to_vec()),
             ("cgroup.kill", |_, _, c| c.kill = false),
             ("cgroup freezer", |_, _, c| c.freeze = false),

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use super::{Context, OpsError, publish, stack};
+use super::{Context, OpsError, owners, publish, stack};
 use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
@@ -143,6 +143,7 @@ pub fn compare(
     if !paths.is_empty() {
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
+    diff.changes = owners::as_inside(diff.changes, owners::maps_of(&container).as_ref());
     Ok(Comparison { uppers, lowers, diff })
 }
 

@@ -10,6 +10,7 @@ pub mod exec;
 pub mod fsck;
 pub mod gc;
 pub mod history;
+mod owners;
 mod policy;
 mod presence;
 mod process;

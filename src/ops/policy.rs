@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::OpsError;
 use crate::config::Config;
 use crate::policy::Policy;
+use crate::runtime::RuntimeError;
 use crate::spec::annotations;
+use crate::spec::file_rules::{self, FileRules};
 use crate::terms::Profile;
 
 /// The policy for a container with these annotations.
@@ -15,5 +17,9 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
         .map(|value| value.parse())
         .transpose()
         .map_err(|source| OpsError::Setting { from: format!("annotation {}", annotations::PROFILE), source })?;
-    Ok(Policy { profile: asked.unwrap_or(config.profile) })
+    let files = match notes.get(annotations::FILES).filter(|value| !value.is_empty()) {
+        Some(text) => file_rules::parse(text).map_err(RuntimeError::from)?,
+        None => FileRules::default(),
+    };
+    Ok(Policy { profile: asked.unwrap_or(config.profile), files })
 }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::OpsError;
 use super::commit::Conflict;
+use super::owners;
 use crate::diff::{Change, PathBytes};
 use crate::durable::{self, LockFile};
 use crate::id::ExecId;
@@ -222,6 +223,7 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
     let column = Path::new("result in the store");
     let parse = |text: &str| serde_json::from_str::<Details>(text).map_err(json_file(column));
     let mut details = store.result(container.key, &record.id)?.map(|t| parse(&t)).transpose()?.unwrap_or_default();
+    details.changes = owners::as_inside(details.changes, owners::maps_of(container).as_ref());
     if details.truncated
         && let Ok(text) = std::fs::read(result_path(container, &id))
         && let Ok(whole) = serde_json::from_slice::<ResultDocument>(&text)

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use oci_spec::runtime::Process;
 use serde::{Deserialize, Serialize};
 
+use super::files::Fence;
 use super::{Decision, process};
 use crate::terms::Profile;
 
@@ -20,11 +21,14 @@ pub struct Confinement {
     /// What a layer may take on disk, in bytes; none: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_bytes: Option<u64>,
+    /// What fences its processes off from those of other execs, and limits where they write; none where the kernel can't.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
 }
 
 impl Default for Confinement {
     fn default() -> Confinement {
-        Confinement { profile: Profile::Oci, copy_on_write: Vec::new(), layer_bytes: None }
+        Confinement { profile: Profile::Oci, copy_on_write: Vec::new(), layer_bytes: None, fence: None }
     }
 }
 

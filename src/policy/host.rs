@@ -2,4 +2,7 @@
 
 /// Facts about the host and about the paths that a configuration names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Host {}
+pub struct Host {
+    /// The version of Landlock; none where the kernel has none.
+    pub landlock: Option<u32>,
+}

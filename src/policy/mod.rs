@@ -9,6 +9,7 @@ mod confinement;
 mod cow;
 mod decision;
 mod enosys;
+pub mod files;
 mod host;
 mod process;
 pub mod seccomp;
@@ -20,13 +21,17 @@ pub use host::Host;
 use serde_json::Value;
 
 use crate::spec::Config as Spec;
+use crate::spec::annotations;
+use crate::spec::file_rules::FileRules;
 use crate::terms::Profile;
 
 /// What is asked of [`harden`]: the profile that holds for this container, and what the configuration says of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policy {
     /// The profile.
     pub profile: Profile,
+    /// Where files can be read and written.
+    pub files: FileRules,
 }
 
 /// A hardened configuration.
@@ -47,14 +52,12 @@ type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 const EVERY: &[Pass] = &[cow::destinations];
 
 /// The parts of `strict`, in order.
-const STRICT: &[Pass] = &[process::first];
+const STRICT: &[Pass] = &[process::first, files::pass];
 
 /// What the passes work on.
 struct Work<'a> {
     spec: &'a mut Value,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     policy: &'a Policy,
-    #[expect(dead_code, reason = "the passes that ask for them are not written yet")]
     host: &'a Host,
     confinement: &'a mut Confinement,
     decisions: &'a mut Vec<Decision>,
@@ -75,6 +78,13 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
     let mut work =
         Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
     EVERY.iter().try_for_each(|pass| pass(&mut work))?;
+    if policy.profile == Profile::Oci && !policy.files.is_empty() {
+        return Err(Refusal {
+            what: "file rules".to_owned(),
+            why: "profile oci takes the engine's configuration exactly as given".to_owned(),
+            remedy: format!("use profile strict, or leave out {} and [files] of the configuration", annotations::FILES),
+        });
+    }
     if policy.profile == Profile::Strict {
         STRICT.iter().try_for_each(|pass| pass(&mut work))?;
     }

@@ -30,8 +30,9 @@ use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::Program;
 use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, proc, socket};
+use crate::sys::{attributes, landlock, proc, socket};
 use crate::telemetry::ErrorCapture;
 
 /// Longest text of a failed hook that is told, in bytes.
@@ -83,7 +84,8 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &Host::default())?;
+    let Hardened { spec: engine, decisions, confinement } =
+        policy::harden(&engine, policy, &Host { landlock: landlock::version() })?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -285,6 +287,7 @@ fn build_in(
         keyring: !request.no_new_keyring,
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
+        id_maps: IdMaps::of(engine),
         confinement: bundle.confinement.clone(),
         decisions: bundle.decisions.clone(),
         dir,

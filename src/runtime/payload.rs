@@ -11,7 +11,7 @@
 //! 5. the working directory, as the user: it may be closed to root (user namespaces, NFS, FUSE);
 //! 6. the program is looked for;
 //!
-//! and after `start` ([`Executor::exec`]): signals, with `no_new_privs` the filter, the startContainer hooks, execve.
+//! and after `start` ([`Executor::exec`]): signals, the fence, with `no_new_privs` the filter, the startContainer hooks, execve.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -30,9 +30,10 @@ use super::state::{Record, Status};
 use crate::error::{chain, errno_text};
 use crate::init::program;
 use crate::policy::capabilities::{self, Sets};
+use crate::policy::files::Fence;
 use crate::policy::seccomp::Program;
 use crate::spec::{self, Config, SpecError, normalise, passwd};
-use crate::sys::{SysError, attributes, process, signal};
+use crate::sys::{SysError, attributes, landlock, process, signal};
 
 /// The command and what belongs to it, taken from the configuration as the engine wrote it.
 #[derive(Debug, Clone)]
@@ -42,6 +43,7 @@ pub struct Payload {
     user: User,
     identity: Identity,
     filter: Option<Program>,
+    fence: Option<Fence>,
     needs_home: bool,
     console_size: Option<(u16, u16)>,
     null_stdio: [Option<OFlags>; 3],
@@ -93,6 +95,7 @@ impl Payload {
             },
             identity: Identity::of(&record.seccomp),
             filter,
+            fence: record.confinement.fence.clone(),
             needs_home: normalise::home_of(&env).is_none(),
             console_size: config.console_size().filter(|_| config.terminal()),
             null_stdio: if config.terminal() { [None; 3] } else { null_stdio() },
@@ -151,6 +154,9 @@ impl Payload {
         let (argv, envp) = (c_strings(&self.args)?, c_strings(&env)?);
         let path = program::find(&c_string(name)?, &envp).map_err(|err| err.to_string())?;
         signal::reset_for_exec().map_err(|err| format!("reset signals: {err}"))?;
+        if let Some(fence) = &self.fence {
+            landlock::fence(fence.allow_write.as_deref(), fence.audit).map_err(|err| chain(&err))?;
+        }
         if self.identity == Identity::Payload && self.user.no_new_privileges {
             self.load_filter()?;
         }

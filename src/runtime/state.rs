@@ -15,6 +15,7 @@ use super::seccomp::Filter;
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::{Confinement, Decision};
+use crate::spec::idmap::IdMaps;
 use crate::spec::inherited::Inherited;
 use crate::sys::proc;
 
@@ -129,6 +130,9 @@ pub struct Record {
     /// `hooks` of the configuration: the bundle may be gone or changed when the later ones are due.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub hooks: serde_json::Value,
+    /// The mappings of a user namespace of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id_maps: Option<IdMaps>,
     /// What its profile makes of every exec.
     #[serde(default)]
     pub confinement: Confinement,
@@ -286,6 +290,7 @@ pub(crate) mod tests {
             keyring: true,
             inherited: Inherited::default(),
             hooks: serde_json::Value::Null,
+            id_maps: None,
             confinement: Confinement::default(),
             decisions: Vec::new(),
             dir: dir.to_owned(),

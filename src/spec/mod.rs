@@ -1,6 +1,8 @@
 //! The bundle's `config.json`: read as JSON, so that fields we do not know stay, and looked at through typed accessors.
 
 pub mod annotations;
+pub mod file_rules;
+pub mod idmap;
 pub mod inherited;
 pub mod inroot;
 pub mod mount_rules;

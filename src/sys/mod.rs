@@ -7,6 +7,7 @@ pub mod exe;
 pub mod fs;
 pub mod image;
 pub mod inside;
+pub mod landlock;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;

@@ -13,7 +13,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use super::proc::PidFd;
 use super::process::{self, Fork, exit_now, fork, in_child};
-use super::{Call, SysError, attributes, mount, ns};
+use super::{Call, SysError, attributes, landlock, mount, ns};
 
 /// Why something could not be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub struct Features {
     pub user_namespaces: Tried,
     /// A session keyring can be joined.
     pub keyring: Tried,
+    /// The version of Landlock, if it is on.
+    pub landlock: Option<u32>,
     /// AppArmor is on.
     pub apparmor: bool,
     /// SELinux is on.
@@ -88,6 +90,7 @@ impl Features {
             seccomp: child(seccomp),
             user_namespaces: child(user_namespaces),
             keyring: child(keyring),
+            landlock: landlock::version(),
             apparmor: std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
                 .is_ok_and(|text| text.trim() == "Y"),
             selinux: Path::new("/sys/fs/selinux/enforce").exists(),

@@ -12,7 +12,7 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::ops::commit::{Conflict, onto_head, remember_touched};
 use crate::ops::presence::Presence;
-use crate::ops::{Context, OpsError, ProcessSource, publish, recover, row_of, squash, stack};
+use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::{Lowers, layered_root, open_dir, view};
 use crate::runtime::exec::cgroup::ExecCgroup;
@@ -195,6 +195,7 @@ fn launch(
         capabilities: described.capabilities,
         no_new_privileges: process.no_new_privileges().unwrap_or(false),
         seccomp: seccomp::load(record)?,
+        fence: record.confinement.fence.clone(),
         rlimits: described.rlimits,
         oom_score_adj: process.oom_score_adj(),
         io_priority: described.io_priority,
@@ -424,7 +425,7 @@ impl Exec<'_> {
             finished_at: Some(rfc3339(told.finished_ns)),
             usage: told.usage,
             summary: told.diff.summary,
-            changes: told.diff.changes,
+            changes: owners::as_inside(told.diff.changes, prepared.record.id_maps.as_ref()),
             conflicts: paths,
             conflict_reason: reason,
             survivors_killed: told.survivors,
