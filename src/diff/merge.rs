@@ -43,17 +43,18 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
     if layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "merge" });
     }
+    let out_layers = [out];
     let sides = [
-        Side { layers, plain_last: false },
-        Side { layers: &[out], plain_last: false },
-        Side { layers: &[], plain_last: false },
+        Side::layers(layers),
+        Side::layers(&out_layers),
+        Side::layers(&[]),
     ];
     let level = Level { hidden: false, whiteouts: false };
     let mut check = Descent::new(
         [
-            Side { layers: &[out], plain_last: true },
-            Side { layers: &[], plain_last: false },
-            Side { layers: &[], plain_last: false },
+            Side { layers: &[out], plain_last: true, grafts: &[] },
+            Side::layers(&[]),
+            Side::layers(&[]),
         ],
         [true, false, false],
         options.namespace,

@@ -16,6 +16,7 @@ use libcontainer::syscall::syscall::SyscallType;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::cow::{self, CowSource, MakeLayer};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::fixup::{self, Fixups};
@@ -69,8 +70,13 @@ pub struct CreateRequest {
     pub debug_log: Option<fs::File>,
 }
 
-/// Creates the container, hardened by `policy`. The calling process must be single-threaded: it forks.
-pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, RuntimeError> {
+/// Creates the container, hardened by `policy`; `make_layer` is for its copy-on-write mounts. The calling process must be
+/// single-threaded: it forks.
+pub fn create(
+    request: &CreateRequest,
+    policy: &Policy,
+    make_layer: &MakeLayer<'_>,
+) -> Result<Record, RuntimeError> {
     let Some(id) = &request.id else {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
@@ -102,7 +108,7 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
         Err(err) => return Err(err).on("make directory", &dir),
     }
     let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
-    let made = build(request, id, &bundle, dir.clone(), &paths);
+    let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
         let _ = fs::remove_dir_all(&dir);
@@ -193,6 +199,7 @@ fn build(
     bundle: &Bundle,
     dir: PathBuf,
     paths: &Outputs,
+    make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
     let Bundle { rootfs, engine, .. } = bundle;
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
@@ -202,8 +209,10 @@ fn build(
         root: &root,
         bundle: &bundle.path,
         systemd_cgroup: request.systemd_cgroup,
+        copy_on_write: &bundle.confinement.copy_on_write,
     };
     let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
+    let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write)?;
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
@@ -222,15 +231,15 @@ fn build(
         // libcontainer is given the scope's cgroup as any other: it would tell systemd less, and leave failed units.
         config.value_mut()["linux"]["cgroupsPath"] = scope.path.to_string_lossy().into();
         let dirs = cgroup::without_roots(cgroup::of_path(&scope.path, &all), &all);
-        let made =
-            build_in(request, id, bundle, dir, paths, Made { root, config, changed: true, all, scope: Some(scope) });
+        let made = Made { root, config, changed: true, all, cows, scope: Some(scope) };
+        let made = build_in(request, id, bundle, dir, paths, made, make_layer);
         if made.is_err() {
             // The failure is what is told. All processes have ended, and a scope without any ends by itself.
             let _ = dirs.iter().try_for_each(|dir| systemd::stop(&dir.path));
         }
         return made;
     }
-    build_in(request, id, bundle, dir, paths, Made { root, config, changed, all, scope: None })
+    build_in(request, id, bundle, dir, paths, Made { root, config, changed, all, cows, scope: None }, make_layer)
 }
 
 /// What is ready before the container's record is.
@@ -240,6 +249,7 @@ struct Made {
     /// The configuration is not the engine's any more.
     changed: bool,
     all: Vec<Hierarchy>,
+    cows: Vec<CowSource>,
     scope: Option<Scope>,
 }
 
@@ -250,9 +260,10 @@ fn build_in(
     dir: PathBuf,
     paths: &Outputs,
     made: Made,
+    make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
     let Bundle { rootfs, engine, .. } = bundle;
-    let Made { root, config, changed, all, scope } = made;
+    let Made { root, config, changed, all, cows, scope } = made;
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
@@ -288,8 +299,12 @@ fn build_in(
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
         id_maps: IdMaps::of(engine),
-        confinement: bundle.confinement.clone(),
+        confinement: Confinement {
+            copy_on_write: cows.iter().map(|cow| cow.at.clone()).collect(),
+            ..bundle.confinement.clone()
+        },
         decisions: bundle.decisions.clone(),
+        cows: cows.clone(),
         dir,
     };
     record.save()?;
@@ -298,7 +313,8 @@ fn build_in(
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let started = launch(request, &record, bundle, &Ready { config: &config, root: &root, all: &all, program }, paths)
+    let ready = Ready { config: &config, root: &root, all: &all, program, cows: &cows, make_layer };
+    let started = launch(request, &record, bundle, &ready, paths)
         .and_then(|started| {
             let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
             scope.hand_over(&dir.path)?;
@@ -343,6 +359,8 @@ struct Ready<'a> {
     root: &'a OwnedFd,
     all: &'a [Hierarchy],
     program: Option<Program>,
+    cows: &'a [CowSource],
+    make_layer: &'a MakeLayer<'a>,
 }
 
 /// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
@@ -353,9 +371,9 @@ fn launch(
     ready: &Ready<'_>,
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
-    let Ready { config, root, all, program } = ready;
+    let Ready { config, root, all, program, cows, make_layer } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
@@ -400,7 +418,7 @@ fn launch(
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
     }
-    fixups.apply(pid)?;
+    fixups.apply(pid, &cow::overlays(cows, *make_layer)?)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
 }

@@ -7,6 +7,7 @@ use super::state::Status;
 use super::systemd::SystemdError;
 use crate::error::{Classify, Kind};
 use crate::policy::Refusal;
+use crate::rootfs::RootfsError;
 use crate::spec::SpecError;
 
 /// A failed operation on a container. Texts without a name of ours are runc's own: engines look for them.
@@ -99,6 +100,32 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// A bind mount that can't be copy on write.
+    #[error("copy-on-write mount {}: {why}", at.display())]
+    CopyOnWrite {
+        /// Where it was to go.
+        at: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// The layer of a copy-on-write mount could not be made.
+    #[error("make the layer of the copy-on-write mount {}: {source}", at.display())]
+    CowLayer {
+        /// Where it was to go.
+        at: PathBuf,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The kernel does not mount an overlay of a bind mount's source.
+    #[error("copy-on-write mount {} of {}", at.display(), host.display())]
+    CowOverlay {
+        /// Where it was to go.
+        at: PathBuf,
+        /// The host's directory.
+        host: PathBuf,
+        /// Why not.
+        source: RootfsError,
+    },
     /// A hook failed.
     #[error("{phase} hook {path}: {why}")]
     Hook {
@@ -144,6 +171,9 @@ impl Classify for RuntimeError {
             E::Spec(err) => err.kind(),
             E::Policy(err) => err.kind(),
             E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
+            E::CopyOnWrite { .. } => Kind::InvalidInput,
+            E::CowLayer { .. } => Kind::System,
+            E::CowOverlay { source, .. } => source.kind(),
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
             E::Cgroup(err) => err.kind(),

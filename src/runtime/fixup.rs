@@ -4,11 +4,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::mount::OpenTreeFlags;
 
 use super::copyup;
+use super::cow::CowSource;
 use super::error::{On, RuntimeError};
+use crate::rootfs::view;
+use crate::spec::normalise::clean_absolute;
 use crate::spec::{Config, Mount, inroot};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{inside, mount, proc};
@@ -21,6 +24,9 @@ enum Fixup {
     /// A clone of the engine's source, put in its place: the engine's `/dev`, for the one that libcontainer worked in, or
     /// a source that it could not get to. What was mounted below is mounted below the new one again.
     Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
+    /// An overlay, the `n`th of those that [`Fixups::apply`] is given, in the place of an empty one. What was mounted below
+    /// is mounted below the overlay again; its mount points, and the working directory, are made where they are missing.
+    Cow { at: PathBuf, n: usize, again: Vec<PathBuf>, cwd: Option<(PathBuf, Option<(u32, u32)>)> },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -32,13 +38,14 @@ pub struct Fixups(Vec<Fixup>);
 impl Fixups {
     /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
     /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `v1`: the host has v1
-    /// hierarchies.
+    /// hierarchies. `cows` are the copy-on-write mounts.
     pub fn plan(
         engine: &Config,
         normalised: &Config,
         root: &OwnedFd,
         bundle: &Path,
         v1: bool,
+        cows: &[CowSource],
     ) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
         let mut given = normalised.mounts();
@@ -47,7 +54,7 @@ impl Fixups {
             let later = given[from..].iter().map(|m| m.destination.clone());
             later.filter(|d| d.starts_with(at) && d != at).collect()
         };
-        for (n, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate() {
+        for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate() {
             if wanted.is_dev_bind() {
                 let at = PathBuf::from("/dev");
                 let mut again = below(&at, 0);
@@ -57,8 +64,17 @@ impl Fixups {
                 list.push(Fixup::Put { at, tree: clone_source(wanted, bundle)?, again });
                 continue;
             }
+            if let Some(n) = cows.iter().position(|cow| cow.at == at) {
+                let again = below(&at, index + 1);
+                let cwd = clean_absolute(Path::new(engine.cwd()));
+                let inside = cwd.starts_with(&at) && !again.iter().any(|mount| cwd.starts_with(mount));
+                let owner = engine.host_uid(0).zip(engine.host_gid(0)).filter(|ids| *ids != (0, 0));
+                let cwd = inside.then(|| (cwd.strip_prefix(&at).unwrap_or(Path::new("")).to_owned(), owner));
+                list.push(Fixup::Cow { at, n, again, cwd });
+                continue;
+            }
             if wanted.is_out_of_reach(engine, bundle) {
-                list.push(Fixup::Put { again: below(&at, n + 1), tree: clone_source(wanted, bundle)?, at });
+                list.push(Fixup::Put { again: below(&at, index + 1), tree: clone_source(wanted, bundle)?, at });
                 continue;
             }
             if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
@@ -80,27 +96,35 @@ impl Fixups {
         Ok(Fixups(list))
     }
 
-    /// Makes them in the mount namespace of process `pid`.
-    pub fn apply(&self, pid: i32) -> Result<(), RuntimeError> {
+    /// Makes them in the mount namespace of process `pid`. `overlays` are those of the copy-on-write mounts, in their order.
+    pub fn apply(&self, pid: i32, overlays: &[OwnedFd]) -> Result<(), RuntimeError> {
         if self.0.is_empty() {
             return Ok(());
         }
         let path = PathBuf::from(format!("/proc/{pid}"));
         let dir = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .on("open", &path)?;
-        inside::in_mount_namespace(&dir, |root| self.0.iter().try_for_each(|fixup| fixup.apply(root)))
+        inside::in_mount_namespace(&dir, |root| self.0.iter().try_for_each(|fixup| fixup.apply(root, overlays)))
             .during("run a helper in the container's mount namespace")?
             .map_err(RuntimeError::Fixup)
     }
 }
 
 impl Fixup {
-    fn apply(&self, root: &OwnedFd) -> Result<(), String> {
+    fn apply(&self, root: &OwnedFd, overlays: &[OwnedFd]) -> Result<(), String> {
         match self {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
-            Fixup::Put { at, tree, again } => put(root, at, tree, again),
+            Fixup::Put { at, tree, again } => put(root, at, tree, again, false),
+            Fixup::Cow { at, n, again, cwd } => {
+                put(root, at, &overlays[*n], again, true)?;
+                if let Some((inside, owner)) = cwd {
+                    // What fails here shows as a failed chdir, with the text that callers know.
+                    let _ = inroot::make_dirs(&overlays[*n], inside, 0o755, *owner);
+                }
+                Ok(())
+            }
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
@@ -132,16 +156,31 @@ fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
     Ok(tree)
 }
 
-fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
+/// `make`: the mount points of `again` are made in `tree`, no symbolic link in it followed.
+fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf], make: bool) -> Result<(), String> {
     let mut kept = Vec::new();
     for at in again {
         let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
         let place = open(root, at, OFlags::PATH).map_err(said)?;
         kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
     }
+    // A mount that lies in another of them is a part of its clone.
+    let inner = |path: &Path| again.iter().any(|other| path != other && path.starts_with(other));
+    if make {
+        kept.retain(|(path, _)| !inner(path));
+    }
     unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
     attach(root, tree, at)?;
-    kept.iter().try_for_each(|(at, tree)| attach(root, tree, at))
+    for (path, kept) in &kept {
+        if make {
+            let stat = rustix::fs::fstat(kept).map_err(|err| format!("stat {}: {err}", path.display()))?;
+            let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let inside = path.strip_prefix(at).unwrap_or(path);
+            view::mount_point(tree.as_fd(), inside, directory).map_err(|err| crate::error::chain(&err))?;
+        }
+        attach(root, kept, path)?;
+    }
+    Ok(())
 }
 
 /// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
@@ -219,13 +258,13 @@ mod tests {
         std::fs::create_dir(dir.path().join("run")).unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
-        Fixups::plan(&config, &config, &root, Path::new("/"), v1)
+        Fixups::plan(&config, &config, &root, Path::new("/"), v1, &[])
             .unwrap()
             .0
             .iter()
             .map(|f| match f {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
-                Fixup::Put { at, again, .. } => format!("{} {again:?}", at.display()),
+                Fixup::Put { at, again, .. } | Fixup::Cow { at, again, .. } => format!("{} {again:?}", at.display()),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
             })
             .collect()

@@ -1,0 +1,1 @@
+//! Where copy-on-write mounts can be, and what can't be one.
