@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -25,7 +25,7 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     refuse_reserved(&notes)?;
     let policy = super::policy::of(&context.config, &notes)?;
     let staged = RefCell::new(Vec::new());
-    let record = make(request, &policy, &|_| Ok(stage(context, &mut staged.borrow_mut())?))?;
+    let record = make(request, &policy, &|| stage(context, &mut staged.borrow_mut()))?;
     let id = record.id.clone();
     let staged = staged.into_inner();
     let registered = context.store().and_then(|store| register(&store, record, &staged)).inspect_err(|_| {
@@ -41,7 +41,7 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
 /// A layer for what the first process writes to a copy-on-write mount. It goes again if the container does not come to be.
 fn stage(context: &Context, staged: &mut Vec<StagedLayer>) -> Result<CowLayer, Box<dyn Error + Send + Sync>> {
     let layer = context.store()?.create_layer()?;
-    let made = CowLayer { upper: layer.upper(), works: [layer.work(), layer.make_work_of(0)?] };
+    let made = CowLayer { upper: layer.upper(), works: [layer.work(), layer.make_work_of(0)?], lock: layer.as_fd().as_raw_fd() };
     staged.push(layer);
     Ok(made)
 }

@@ -1,16 +1,22 @@
 //! Copy-on-write bind mounts of the first process: the host's directory looked at before anything is made, and an overlay of
-//! it made when the first process waits. libcontainer never has the directory: it mounts an empty placeholder.
+//! it put in place before the container's root is entered, where createRuntime hooks are run. libcontainer never has the
+//! directory: it mounts an empty placeholder.
 
 use std::error::Error;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use serde::{Deserialize, Serialize};
+
 use super::error::{On, RuntimeError};
+use super::fixup;
+use crate::error::chain;
 use crate::rootfs;
 use crate::spec::normalise::clean_absolute;
-use crate::spec::{Config, Mount};
-use crate::sys::{mountattr, mountinfo};
+use crate::spec::{Config, Mount, inroot};
+use crate::sys::{inside, mountattr, mountinfo};
 
 /// A copy-on-write mount whose source was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,10 +38,12 @@ pub struct CowLayer {
     pub upper: PathBuf,
     /// Overlayfs's own: two, see [`rootfs::cow::first`].
     pub works: [PathBuf; 2],
+    /// A descriptor that the first process is not to keep.
+    pub lock: RawFd,
 }
 
-/// Makes the layer of the `n`th copy-on-write mount. Called when the first process is there: what is opened before, it has.
-pub type MakeLayer<'a> = dyn Fn(usize) -> Result<CowLayer, Box<dyn Error + Send + Sync>> + 'a;
+/// Makes the layer of one more copy-on-write mount.
+pub type MakeLayer<'a> = dyn Fn() -> Result<CowLayer, Box<dyn Error + Send + Sync>> + 'a;
 
 /// Looks at the sources of the mounts at `cows`, the destinations as the engine has them, cleaned. `normalised` has the
 /// engine's mounts first, in the same order.
@@ -46,10 +54,14 @@ pub(super) fn sources(
     cows: &[PathBuf],
 ) -> Result<Vec<CowSource>, RuntimeError> {
     let mut found = Vec::new();
-    for (mount, placed) in engine.mounts().iter().zip(normalised.mounts()) {
-        if cows.contains(&clean_absolute(&mount.destination)) {
-            found.push(look(mount, placed.destination, bundle)?);
+    let placed: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
+    for (n, mount) in engine.mounts().iter().enumerate() {
+        let Some(at) = placed.get(n).filter(|_| cows.contains(&clean_absolute(&mount.destination))) else { continue };
+        if let Some(over) = placed[n + 1..].iter().find(|later| at.starts_with(later)) {
+            let why = format!("it is hidden by the mount {} that comes later: put it behind that one", over.display());
+            return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
         }
+        found.push(look(mount, at.clone(), bundle)?);
     }
     // What is above comes first.
     found.sort_by(|a, b| a.at.cmp(&b.at));
@@ -99,20 +111,88 @@ fn flags(mount: &Mount) -> u64 {
     })
 }
 
-/// Makes the overlays, attached nowhere, in the order of `cows`.
-pub(super) fn overlays(cows: &[CowSource], make_layer: &MakeLayer<'_>) -> Result<Vec<OwnedFd>, RuntimeError> {
-    let mut made = Vec::new();
-    for (n, CowSource { at, source, flags, .. }) in cows.iter().enumerate() {
-        let layer = make_layer(n).map_err(|source| RuntimeError::CowLayer { at: at.clone(), source })?;
-        if layer.upper.starts_with(source) {
+/// One overlay to be made and put in place: plain data, which goes to the process that does it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Place {
+    at: PathBuf,
+    source: PathBuf,
+    flags: u64,
+    upper: PathBuf,
+    works: [PathBuf; 2],
+    /// What is mounted below it, and is to be so again.
+    again: Vec<PathBuf>,
+    /// The first process's working directory, relative to it, if it is on it.
+    cwd: Option<PathBuf>,
+    /// Whose what is made for that is, if not root's.
+    owner: Option<(u32, u32)>,
+}
+
+/// Makes the layers; the places, and the descriptors that the first process is not to keep. `normalised` is the
+/// configuration that libcontainer gets.
+pub(super) fn plan(
+    cows: &[CowSource],
+    normalised: &Config,
+    make_layer: &MakeLayer<'_>,
+) -> Result<(Vec<Place>, Vec<RawFd>), RuntimeError> {
+    let mounts: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
+    let cwd = clean_absolute(Path::new(normalised.cwd()));
+    let (mut places, mut locks) = (Vec::new(), Vec::new());
+    for CowSource { at, source, flags, .. } in cows {
+        let CowLayer { upper, works, lock } =
+            make_layer().map_err(|source| RuntimeError::CowLayer { at: at.clone(), source })?;
+        locks.push(lock);
+        if upper.starts_with(source) {
             let why = format!("the layers are in {}: mount another directory, or set another --store", source.display());
             return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
         }
-        let works = [layer.works[0].as_path(), layer.works[1].as_path()];
-        let overlay = rootfs::cow::first(source, &layer.upper, works, *flags, at);
-        made.push(overlay.map_err(|err| RuntimeError::CowOverlay { at: at.clone(), host: source.clone(), source: err })?);
+        // What was mounted before it is hidden by it.
+        let later = mounts.iter().skip_while(|mount| *mount != at).skip(1);
+        let again: Vec<PathBuf> = later.filter(|mount| mount.starts_with(at)).cloned().collect();
+        let inside = cwd.strip_prefix(at).ok().filter(|_| !again.iter().any(|mount| cwd.starts_with(mount)));
+        places.push(Place {
+            cwd: inside.map(Path::to_owned),
+            at: at.clone(),
+            source: source.clone(),
+            flags: *flags,
+            upper,
+            works,
+            again,
+            owner: normalised.host_uid(0).zip(normalised.host_gid(0)).filter(|ids| *ids != (0, 0)),
+        });
     }
-    Ok(made)
+    Ok((places, locks))
+}
+
+/// Makes the overlays and puts them in place, in the mount namespace of process `pid`, which has its mounts but has not
+/// entered its root at `rootfs` yet. This process is the host's root, in the host's namespaces, and single-threaded.
+pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), String> {
+    let overlay = |place: &Place| -> Result<OwnedFd, String> {
+        let works = [place.works[0].as_path(), place.works[1].as_path()];
+        rootfs::cow::first(&place.source, &place.upper, works, place.flags, &place.at).map_err(|err| {
+            format!("copy-on-write mount {} of {}: {}", place.at.display(), place.source.display(), chain(&err))
+        })
+    };
+    let overlays = places.iter().map(overlay).collect::<Result<Vec<_>, _>>()?;
+    let path = format!("/proc/{pid}");
+    let said = |err: std::io::Error| format!("enter the mount namespace of process {pid}: {err}");
+    let dir = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let dir = dir.map_err(|errno| said(errno.into()))?;
+    inside::in_mount_namespace(&dir, |top| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let root = rustix::fs::openat2(top, rootfs, flags, Mode::empty(), resolve);
+        let root = root.map_err(|errno| format!("open {}: {errno}", rootfs.display()))?;
+        for (place, overlay) in places.iter().zip(&overlays) {
+            fixup::put(&root, &place.at, overlay, &place.again, true)?;
+            if let Some(cwd) = &place.cwd {
+                // What fails here shows as a failed chdir, with the text that callers know.
+                let _ = inroot::make_dirs(overlay, cwd, 0o755, place.owner);
+            }
+        }
+        Ok(())
+    })
+    .map_err(said)?
 }
 
 #[cfg(test)]

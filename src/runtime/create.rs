@@ -382,10 +382,11 @@ fn launch(
     }
     // Not close-on-exec: what runs in the place of hooks writes to it.
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
-    let parents = vec![bundle.lock.as_raw_fd(), report.as_raw_fd()];
+    let (places, locks) = cow::plan(cows, config, *make_layer)?;
+    let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
-    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd())?;
+    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {
         true => Some(cgroup::join_extra(&record.cgroup_path, all)?),
@@ -418,7 +419,7 @@ fn launch(
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
     }
-    fixups.apply(pid, &cow::overlays(cows, *make_layer)?)?;
+    fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
 }

@@ -7,7 +7,6 @@ use super::state::Status;
 use super::systemd::SystemdError;
 use crate::error::{Classify, Kind};
 use crate::policy::Refusal;
-use crate::rootfs::RootfsError;
 use crate::spec::SpecError;
 
 /// A failed operation on a container. Texts without a name of ours are runc's own: engines look for them.
@@ -116,16 +115,6 @@ pub enum RuntimeError {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The kernel does not mount an overlay of a bind mount's source.
-    #[error("copy-on-write mount {} of {}", at.display(), host.display())]
-    CowOverlay {
-        /// Where it was to go.
-        at: PathBuf,
-        /// The host's directory.
-        host: PathBuf,
-        /// Why not.
-        source: RootfsError,
-    },
     /// A hook failed.
     #[error("{phase} hook {path}: {why}")]
     Hook {
@@ -173,7 +162,6 @@ impl Classify for RuntimeError {
             E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
             E::CopyOnWrite { .. } => Kind::InvalidInput,
             E::CowLayer { .. } => Kind::System,
-            E::CowOverlay { source, .. } => source.kind(),
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
             E::Cgroup(err) => err.kind(),

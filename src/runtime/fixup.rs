@@ -11,7 +11,6 @@ use super::copyup;
 use super::cow::CowSource;
 use super::error::{On, RuntimeError};
 use crate::rootfs::view;
-use crate::spec::normalise::clean_absolute;
 use crate::spec::{Config, Mount, inroot};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{inside, mount, proc};
@@ -24,9 +23,6 @@ enum Fixup {
     /// A clone of the engine's source, put in its place: the engine's `/dev`, for the one that libcontainer worked in, or
     /// a source that it could not get to. What was mounted below is mounted below the new one again.
     Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
-    /// An overlay, the `n`th of those that [`Fixups::apply`] is given, in the place of an empty one. What was mounted below
-    /// is mounted below the overlay again; its mount points, and the working directory, are made where they are missing.
-    Cow { at: PathBuf, n: usize, again: Vec<PathBuf>, cwd: Option<(PathBuf, Option<(u32, u32)>)> },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -64,13 +60,8 @@ impl Fixups {
                 list.push(Fixup::Put { at, tree: clone_source(wanted, bundle)?, again });
                 continue;
             }
-            if let Some(n) = cows.iter().position(|cow| cow.at == at) {
-                let again = below(&at, index + 1);
-                let cwd = clean_absolute(Path::new(engine.cwd()));
-                let inside = cwd.starts_with(&at) && !again.iter().any(|mount| cwd.starts_with(mount));
-                let owner = engine.host_uid(0).zip(engine.host_gid(0)).filter(|ids| *ids != (0, 0));
-                let cwd = inside.then(|| (cwd.strip_prefix(&at).unwrap_or(Path::new("")).to_owned(), owner));
-                list.push(Fixup::Cow { at, n, again, cwd });
+            if cows.iter().any(|cow| cow.at == at) {
+                // It is in place already.
                 continue;
             }
             if wanted.is_out_of_reach(engine, bundle) {
@@ -96,35 +87,27 @@ impl Fixups {
         Ok(Fixups(list))
     }
 
-    /// Makes them in the mount namespace of process `pid`. `overlays` are those of the copy-on-write mounts, in their order.
-    pub fn apply(&self, pid: i32, overlays: &[OwnedFd]) -> Result<(), RuntimeError> {
+    /// Makes them in the mount namespace of process `pid`.
+    pub fn apply(&self, pid: i32) -> Result<(), RuntimeError> {
         if self.0.is_empty() {
             return Ok(());
         }
         let path = PathBuf::from(format!("/proc/{pid}"));
         let dir = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .on("open", &path)?;
-        inside::in_mount_namespace(&dir, |root| self.0.iter().try_for_each(|fixup| fixup.apply(root, overlays)))
+        inside::in_mount_namespace(&dir, |root| self.0.iter().try_for_each(|fixup| fixup.apply(root)))
             .during("run a helper in the container's mount namespace")?
             .map_err(RuntimeError::Fixup)
     }
 }
 
 impl Fixup {
-    fn apply(&self, root: &OwnedFd, overlays: &[OwnedFd]) -> Result<(), String> {
+    fn apply(&self, root: &OwnedFd) -> Result<(), String> {
         match self {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
             Fixup::Put { at, tree, again } => put(root, at, tree, again, false),
-            Fixup::Cow { at, n, again, cwd } => {
-                put(root, at, &overlays[*n], again, true)?;
-                if let Some((inside, owner)) = cwd {
-                    // What fails here shows as a failed chdir, with the text that callers know.
-                    let _ = inroot::make_dirs(&overlays[*n], inside, 0o755, *owner);
-                }
-                Ok(())
-            }
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
@@ -156,8 +139,9 @@ fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
     Ok(tree)
 }
 
-/// `make`: the mount points of `again` are made in `tree`, no symbolic link in it followed.
-fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf], make: bool) -> Result<(), String> {
+/// Puts `tree` at `at` below `root`, in the place of what is mounted there. What is mounted below, `again`, is mounted below
+/// it again; with `make`, mount points that it lacks are made in it, no symbolic link in it followed.
+pub(super) fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf], make: bool) -> Result<(), String> {
     let mut kept = Vec::new();
     for at in again {
         let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
@@ -264,7 +248,7 @@ mod tests {
             .iter()
             .map(|f| match f {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
-                Fixup::Put { at, again, .. } | Fixup::Cow { at, again, .. } => format!("{} {again:?}", at.display()),
+                Fixup::Put { at, again, .. } => format!("{} {again:?}", at.display()),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
             })
             .collect()

@@ -1,6 +1,7 @@
 //! Layers as directories: staged before their row, kept with it, deleted after it.
 
 use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fd::OwnedFd;
@@ -25,7 +26,7 @@ pub struct StagedLayer {
     dir: PathBuf,
     trash: PathBuf,
     kept: bool,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 impl StagedLayer {
@@ -53,6 +54,13 @@ impl StagedLayer {
     pub fn keep(mut self) -> LayerId {
         self.kept = true;
         self.id
+    }
+}
+
+impl AsFd for StagedLayer {
+    /// The directory, locked.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 }
 
@@ -113,7 +121,7 @@ impl Store {
             if !free || !is_at(&lock, &dir).at("stat", &dir)? {
                 continue;
             }
-            let staged = StagedLayer { id, trash: self.trash_dir(), kept: false, _lock: lock, dir };
+            let staged = StagedLayer { id, trash: self.trash_dir(), kept: false, lock, dir };
             for (path, mode) in [(staged.upper(), 0o755), (staged.work(), 0o700)] {
                 durable::make_dir(&path, mode).at("mkdir", &path)?;
             }
