@@ -64,12 +64,12 @@ pub fn refresh_passed<'a, 'b>(
                 continue;
             }
             let Found::Dir { dirs: upper, closed: false, .. } = upper else { continue };
-            let (base, head) = match (descent.resolve(BASE)?, descent.resolve(HEAD)?) {
-                (Found::Dir { dirs: base, .. }, Found::Dir { dirs: head, .. }) => (base, head),
-                // Made by the runtime to mount on, below what is mounted already.
-                _ if descent.leads_to_graft(BASE) => (Vec::new(), Vec::new()),
-                _ => continue,
-            };
+            let dirs_of = |found| if let Found::Dir { dirs, .. } = found { dirs } else { Vec::new() };
+            let (base, head) = (dirs_of(descent.resolve(BASE)?), dirs_of(descent.resolve(HEAD)?));
+            // What leads to a mount may have been made by the runtime to mount on.
+            if (base.is_empty() || head.is_empty()) && !descent.leads_to_graft(BASE) {
+                continue;
+            }
             descent.enter([upper, base, head], list, ())?;
             descent.select(b"");
             refresh(&descent, &mut xattrs, options.namespace)?;

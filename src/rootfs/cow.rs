@@ -317,8 +317,8 @@ mod tests {
         let (host, inner, rootfs) = (make("host"), make("inner"), make("rootfs"));
         make("rootfs/a/work");
         make("host/sub");
-        std::fs::set_permissions(rootfs.join("a"), std::fs::Permissions::from_mode(0o2751)).unwrap();
-        std::fs::set_permissions(&host, std::fs::Permissions::from_mode(0o1777)).unwrap();
+        let chmod = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        chmod(&host, 0o1777);
         let top = std::fs::File::open(&host).unwrap();
         for name in ["one", "two", "three"] {
             write(&top, name, "host");
@@ -328,6 +328,8 @@ mod tests {
         assert_eq!(read(&overlay, "one").as_deref(), Some("host"));
         write(&overlay, "two", "first");
         let layer = make("layer/a/work");
+        chmod(&layer, 0o1770);
+        chmod(&dir.path().join("layer/a"), 0o2751);
         write(std::fs::File::open(layer).unwrap(), "three", "layer");
 
         let identity = |path: &Path| {
@@ -352,7 +354,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&host).unwrap().count(), 4);
         assert!(!host.join("new").exists() && !dir.path().join("fu/new").exists());
         let mode = |path: &str| upper.join(path).metadata().unwrap().mode() & 0o7777;
-        assert_eq!((mode("a"), mode("a/work"), mode("a/work/sub")), (0o2751, 0o1777, 0o755));
+        assert_eq!((mode("a"), mode("a/work"), mode("a/work/sub")), (0o2751, 0o1770, 0o755));
         let (_, nested) = mounted.next().unwrap();
         write(&nested, "n", "exec");
         assert!(upper.join("a/work/sub/x/n").exists() && !inner.join("n").exists());
