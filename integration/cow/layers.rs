@@ -64,12 +64,16 @@ fn the_first_process_and_shared_execs_write_to_a_layer_too() {
     let host = project(&env);
     let before = walk(&host);
     let mut bundle = bundle(&env, &host);
-    let script = "echo first >/work/first; echo more >>/work/src/one; rm /work/src/two; echo ready >/dev/shm/go; sleep 99999";
+    let script =
+        "echo first >/work/first; echo more >>/work/src/one; rm /work/src/two; echo ready >/dev/shm/go; sleep 99999";
     bundle.config["process"]["args"] = serde_json::json!(["sh", "-c", script]);
     bundle.config["process"]["cwd"] = "/work/made/for/it".into();
     bundle.start();
     wait_until("the first process", Duration::from_secs(10), || bundle.sh("test -e /dev/shm/go").code == 0);
-    assert_eq!(bundle.sh("cd /work; cat first src/one; ls src; pwd -P").ok(), "first\none\nmore\ndeep\nhard\none\n/work");
+    assert_eq!(
+        bundle.sh("cd /work; cat first src/one; ls src; pwd -P").ok(),
+        "first\none\nmore\ndeep\nhard\none\n/work"
+    );
     assert_eq!(bundle.sh("cd /work/made/for/it && ls -d .").ok(), ".");
     bundle.sh("echo exec >>/work/first; echo exec >>/work/src/hard").expect(0);
     assert_eq!(told(&bundle.show()), ["modified /work/first", "modified /work/src/hard"].map(String::from).into());
@@ -90,7 +94,9 @@ fn parallel_execs_merge_or_conflict() {
     let bundle = bundle(&env, &host);
     bundle.start();
     let children: Vec<_> = (0..20)
-        .map(|n| env.cmd(["exec", &bundle.id, "sh", "-c", &format!("mkdir -p /work/all; echo {n} >/work/all/{n}")]).spawn())
+        .map(|n| {
+            env.cmd(["exec", &bundle.id, "sh", "-c", &format!("mkdir -p /work/all; echo {n} >/work/all/{n}")]).spawn()
+        })
         .collect();
     for child in children {
         child.wait().expect(0);
@@ -157,7 +163,8 @@ fn a_killed_supervisor_is_repaired() {
     let bundle = bundle(&env, &host);
     bundle.start();
     bundle.sh("echo one >/work/committed").expect(0);
-    let exec = env.cmd(["exec", &bundle.id, "sh", "-c", "echo lost >/work/lost; touch /dev/shm/ready; sleep 99999"]).spawn();
+    let exec =
+        env.cmd(["exec", &bundle.id, "sh", "-c", "echo lost >/work/lost; touch /dev/shm/ready; sleep 99999"]).spawn();
     wait_until("ready", Duration::from_secs(10), || bundle.sh("test -e /dev/shm/ready").code == 0);
     exec.signal(rustix::process::Signal::KILL);
     exec.wait();

@@ -68,7 +68,10 @@ pub fn assert_untouched(before: &Tree, dir: &Path) {
 /// `KIND PATH` of each change, sorted.
 pub fn told(diff: &Value) -> BTreeSet<String> {
     let changes = diff["changes"].as_array().expect("changes");
-    changes.iter().map(|c| format!("{} {}", c["kind"].as_str().expect("a kind"), c["path"].as_str().unwrap_or("?"))).collect()
+    changes
+        .iter()
+        .map(|c| format!("{} {}", c["kind"].as_str().expect("a kind"), c["path"].as_str().unwrap_or("?")))
+        .collect()
 }
 
 /// The store has nothing that nobody needs, and all that is needed.

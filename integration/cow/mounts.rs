@@ -42,7 +42,10 @@ fn mounts_in_mounts() {
     ];
     assert_eq!(told(&bundle.show()), want.map(String::from).into());
     assert_eq!(told(&env.json(["diff", id, "--json"])), want.map(String::from).into());
-    assert_eq!(bundle.sh("cat /work/src/one /work/new/sub/added /work/cache/written; ls /data/x/cow/src").ok(), "w\ns\nc\ndeep\nhard\ntwo");
+    assert_eq!(
+        bundle.sh("cat /work/src/one /work/new/sub/added /work/cache/written; ls /data/x/cow/src").ok(),
+        "w\ns\nc\ndeep\nhard\ntwo"
+    );
     assert_eq!(fs::read_to_string(volume.join("written")).expect("a volume is the host's"), "d\n");
     assert_eq!(fs::read_to_string(cache.join("written")).expect("one in a layered mount too"), "c\n");
     bundle.sh("rmdir /work/cache /work/new/sub /work 2>&1; mv /work/new /work/newer").expect(1);
@@ -63,7 +66,11 @@ fn what_changes_nothing_is_empty() {
     let host = project(&env);
     let bundle = with_mounts(&env, &[(&host, "/some/where/work")], r#"{"/some/where/work/": "cow"}"#);
     bundle.start();
-    for script in ["true", "cd /some/where/work; cat src/one; touch x; rm x; chmod 644 src/one", "cat >>/some/where/work/src/two </dev/null"] {
+    for script in [
+        "true",
+        "cd /some/where/work; cat src/one; touch x; rm x; chmod 644 src/one",
+        "cat >>/some/where/work/src/two </dev/null",
+    ] {
         bundle.sh(script).expect(0);
         assert_eq!(bundle.show()["disposition"], "empty", "{script}: {}", bundle.show());
     }
@@ -129,7 +136,8 @@ fn sources_of_other_filesystems_and_flags() {
     let parts = ["l", "u", "w", "m"].map(|name| over.join(name));
     parts.iter().for_each(|part| fs::create_dir_all(part).expect("mkdir"));
     fs::write(parts[0].join("f"), "overlay\n").expect("write");
-    let options = format!("lowerdir={},upperdir={},workdir={}", parts[0].display(), parts[1].display(), parts[2].display());
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", parts[0].display(), parts[1].display(), parts[2].display());
     Cmd::new("mount").args(["-t", "overlay", "over", "-o", &options]).arg(&parts[3]).ok();
     let befores = [tmpfs.path(), &parts[3]].map(|dir| (dir.to_owned(), walk(dir)));
     let rules = r#"{"/t": "cow", "/o": "cow"}"#;
@@ -138,7 +146,10 @@ fn sources_of_other_filesystems_and_flags() {
     mounts.last_mut().expect("a mount")["options"] = json!(["rbind", "nosuid", "nodev", "noexec"]);
     bundle.start();
     bundle.sh("set -e; cat /t/f /o/f; echo more >>/t/f; echo more >>/o/f; cp /bin/busybox /o/echo; cp /bin/busybox /t/echo").expect(0);
-    assert_eq!(bundle.sh("cat /t/f /o/f; /t/echo hi; /o/echo hi 2>/dev/null || echo no").ok(), "tmpfs\nmore\noverlay\nmore\nhi\nno");
+    assert_eq!(
+        bundle.sh("cat /t/f /o/f; /t/echo hi; /o/echo hi 2>/dev/null || echo no").ok(),
+        "tmpfs\nmore\noverlay\nmore\nhi\nno"
+    );
     let flags = "grep ' /o ' /proc/self/mountinfo | cut -d' ' -f6";
     assert!(bundle.sh(flags).ok().starts_with("rw,nosuid,nodev,noexec"));
     assert!(bundle.sh_with(["--layer", "shared"], flags).ok().starts_with("rw,nosuid,nodev,noexec"));
@@ -161,7 +172,8 @@ fn odd_names_of_mounts_and_sources() {
         let at = format!("/in {name}/at {name}");
         let bundle = with_mounts(&env, &[(&host, &at)], &json!({ &at: "cow" }).to_string());
         bundle.start();
-        let exec = env.cmd(["exec", "--cwd", &at, &bundle.id, "sh", "-c", "cat f; echo x >\"$PWD\"/x; echo y >>f"]).run();
+        let exec =
+            env.cmd(["exec", "--cwd", &at, &bundle.id, "sh", "-c", "cat f; echo x >\"$PWD\"/x; echo y >>f"]).run();
         assert_eq!(exec.ok(), "host", "{name:?}");
         let want = [format!("added {at}/x"), format!("modified {at}/f")];
         assert_eq!(told(&bundle.show()), want.into(), "{name:?}");
@@ -258,8 +270,9 @@ fn files_of_other_users() {
     let bundle = bundle(&env, &host);
     bundle.start();
     bundle.sh("echo more >>/work/secret; chown 7:8 /work/run").expect(0);
+    let result = bundle.show();
     let now = super::seen(&bundle);
-    assert_same(&bundle.show(), &below("/work", walk(&host)), &now);
+    assert_same(&result, &below("/work", walk(&host)), &now);
     let secret = &now[b"/work/secret".as_slice()];
     assert_eq!((secret.owner, secret.mode, secret.xattrs.len()), ((12345, 54321), 0, 1));
     assert_untouched(&before, &host);

@@ -114,11 +114,7 @@ pub(crate) fn run(
     if uppers.is_empty() || lowers.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "compare" });
     }
-    let sides = [
-        Side::layers(uppers),
-        Side::view(lowers),
-        Side::layers(&[]),
-    ];
+    let sides = [Side::layers(uppers), Side::view(lowers), Side::layers(&[])];
     let root = Level { role: Role::Merged { equal: false, hiding: None }, hidden: false, before: 0, grafted: 0 };
     let descent = Descent::new(sides, [true, false, false], options.namespace, options.max_depth, root)?;
     let mut comparison = Comparison {

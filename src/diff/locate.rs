@@ -38,11 +38,7 @@ pub struct Entry {
 ///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty stack, [`DiffError::Call`] where the kernel refuses.
-pub fn lookup<'a>(
-    stack: impl Into<View<'a>>,
-    path: &PathBytes,
-    ns: Namespace,
-) -> Result<Option<Entry>, DiffError> {
+pub fn lookup<'a>(stack: impl Into<View<'a>>, path: &PathBytes, ns: Namespace) -> Result<Option<Entry>, DiffError> {
     let stack = stack.into();
     if stack.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "lookup" });
@@ -77,11 +73,7 @@ pub(crate) struct Locator {
 }
 
 impl Locator {
-    pub(crate) fn new(
-        stack: Side<'_>,
-        ns: Namespace,
-        max_depth: usize,
-    ) -> Result<Self, DiffError> {
+    pub(crate) fn new(stack: Side<'_>, ns: Namespace, max_depth: usize) -> Result<Self, DiffError> {
         let sides = [stack, Side::layers(&[]), Side::layers(&[])];
         let max_depth = max_depth.saturating_add(1).min(usize::MAX - 1);
         Ok(Locator { descent: Descent::new(sides, [false; SIDES], ns, max_depth, ())? })

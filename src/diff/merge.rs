@@ -44,18 +44,10 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
         return Err(DiffError::NoLayers { operation: "merge" });
     }
     let out_layers = [out];
-    let sides = [
-        Side::layers(layers),
-        Side::layers(&out_layers),
-        Side::layers(&[]),
-    ];
+    let sides = [Side::layers(layers), Side::layers(&out_layers), Side::layers(&[])];
     let level = Level { hidden: false, whiteouts: false };
     let mut check = Descent::new(
-        [
-            Side { layers: &[out], plain_last: true, grafts: &[] },
-            Side::layers(&[]),
-            Side::layers(&[]),
-        ],
+        [Side { layers: &[out], plain_last: true, grafts: &[] }, Side::layers(&[]), Side::layers(&[])],
         [true, false, false],
         options.namespace,
         1,
@@ -197,7 +189,7 @@ impl Merger<'_> {
 }
 
 /// Copies the data and keeps the holes.
-fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Made {
+pub(crate) fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Made {
     let size = fstat(from).map_err(|errno| ("fstat", errno))?.st_size;
     let size = u64::try_from(size).unwrap_or(0);
     ftruncate(to, size).map_err(|errno| ("ftruncate", errno))?;

@@ -9,6 +9,7 @@
 //! [`compare`] tells the changes; [`seal`] also takes out of a layer what is none; [`touched`] and [`conflicts`]
 //! decide whether one layer can follow another; [`merge`] makes one layer of several; [`patch`] prints.
 
+pub mod apply;
 mod change;
 mod compare;
 mod content;

@@ -43,11 +43,7 @@ pub fn refresh_passed<'a, 'b>(
         return Err(DiffError::NoLayers { operation: "refresh_passed" });
     }
     let uppers = [upper];
-    let sides = [
-        Side::layers(&uppers),
-        Side::view(&base_lowers),
-        Side::view(&head_lowers),
-    ];
+    let sides = [Side::layers(&uppers), Side::view(&base_lowers), Side::view(&head_lowers)];
     let list = [true, false, false];
     let mut descent = Descent::new(sides, list, options.namespace, options.max_depth, ())?;
     let mut xattrs = Reader::new(options.namespace);

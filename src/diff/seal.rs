@@ -29,16 +29,18 @@ use super::view::View;
 ///
 /// # Errors
 /// As [`super::compare`]; then part of it may be pruned. To seal again is safe.
-pub fn seal<'a>(
-    upper: BorrowedFd<'_>,
-    lowers: impl Into<View<'a>>,
-    options: &Options,
-) -> Result<Diff, DiffError> {
+pub fn seal<'a>(upper: BorrowedFd<'_>, lowers: impl Into<View<'a>>, options: &Options) -> Result<Diff, DiffError> {
     let (diff, mut plan) = run(&[upper], &lowers.into(), options)?;
     // What is inside comes before the directory.
     plan.sort_by(|a, b| path_of(b).cmp(path_of(a)));
-    let mut pruner =
-        Pruner { locator: Locator::new(Side { layers: &[upper], plain_last: true, grafts: &[] }, options.namespace, options.max_depth)?, kept: None };
+    let mut pruner = Pruner {
+        locator: Locator::new(
+            Side { layers: &[upper], plain_last: true, grafts: &[] },
+            options.namespace,
+            options.max_depth,
+        )?,
+        kept: None,
+    };
     for step in &plan {
         pruner.step(step, options)?;
     }

@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use super::{Context, OpsError, publish};
+use crate::runtime::cow::{CowLayer, CowSource};
 use crate::runtime::{
     self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, RuntimeError, Steps, create as make, delete as remove,
 };
-use crate::runtime::cow::{CowLayer, CowSource};
 use crate::spec::{Config, annotations};
 use crate::store::{CowMount, NewContainer, StagedLayer, Store, now_ns};
 
@@ -41,7 +41,11 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
 /// A layer for what the first process writes to a copy-on-write mount. It goes again if the container does not come to be.
 fn stage(context: &Context, staged: &mut Vec<StagedLayer>) -> Result<CowLayer, Box<dyn Error + Send + Sync>> {
     let layer = context.store()?.create_layer()?;
-    let made = CowLayer { upper: layer.upper(), works: [layer.work(), layer.make_work_of(0)?], lock: layer.as_fd().as_raw_fd() };
+    let made = CowLayer {
+        upper: layer.upper(),
+        works: [layer.work(), layer.make_work_of(0)?],
+        lock: layer.as_fd().as_raw_fd(),
+    };
     staged.push(layer);
     Ok(made)
 }

@@ -149,6 +149,19 @@ pub enum OpsError {
     /// An exec whose layer is no longer there.
     #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
     NoLayer(String, &'static str),
+    /// `apply` of a container without copy-on-write mounts.
+    #[error(
+        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them)"
+    )]
+    NoCowMount(String),
+    /// `apply` of a path that is on none.
+    #[error("{path} is on no copy-on-write mount: the container has {}", known.join(", "))]
+    NotOnCowMount {
+        /// The path.
+        path: String,
+        /// Where the mounts are.
+        known: Vec<String>,
+    },
     /// The container has no exec yet.
     #[error("container {0} has had no exec yet")]
     NoExec(String),
@@ -168,8 +181,11 @@ impl Classify for OpsError {
             | OpsError::Json { .. }
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
+            OpsError::NotOnCowMount { .. } => Kind::InvalidInput,
             OpsError::Reserved { .. } => Kind::Unsupported,
-            OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) => Kind::NotFound,
+            OpsError::NotInStore(..) | OpsError::NoLayer(..) | OpsError::NoExec(_) | OpsError::NoCowMount(_) => {
+                Kind::NotFound
+            }
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),

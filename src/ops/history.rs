@@ -159,7 +159,7 @@ fn unrelated(store: &Store, container: &Container, from: Generation, to: Generat
 }
 
 /// The layers after `from` up to `to`, newest first, merged ones where they fit in between.
-fn uppers_between(
+pub(super) fn uppers_between(
     store: &Store,
     container: &Container,
     from: Generation,

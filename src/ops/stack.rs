@@ -4,10 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use super::OpsError;
+use crate::diff::apply::Mount;
 use crate::diff::{Graft, Options, PathBytes, View};
 use crate::id::Generation;
-use crate::rootfs::{self, cow::Cow};
 use crate::rootfs::view::{self, Submount};
+use crate::rootfs::{self, cow::Cow};
 use crate::runtime::Record;
 use crate::store::{Container, ContainerKey, Lower, Store};
 
@@ -26,6 +27,11 @@ impl Lowers {
         Ok(Lowers { root: rootfs::Lowers::open(&uppers(store, chain), &container.rootfs)?, cows })
     }
 
+    /// The copy-on-write mounts, with the host's directories.
+    pub fn mounts(&self) -> Vec<Mount<'_>> {
+        self.cows.iter().map(|cow| Mount { at: path_of(cow), dir: cow.source(), path: cow.source_path() }).collect()
+    }
+
     /// For the comparison.
     pub fn view(&self) -> View<'_> {
         View { layers: self.root.fds(), grafts: self.cows.iter().map(graft).collect() }
@@ -33,7 +39,11 @@ impl Lowers {
 }
 
 fn graft(cow: &Cow) -> Graft<'_> {
-    Graft { at: PathBytes::new(cow.at.as_os_str().as_bytes()), base: cow.base().to_vec() }
+    Graft { at: path_of(cow), base: cow.base().to_vec() }
+}
+
+fn path_of(cow: &Cow) -> PathBytes {
+    PathBytes::new(cow.at.as_os_str().as_bytes())
 }
 
 /// How the container's layers are compared: what was only made to mount a volume on is no change.

@@ -28,7 +28,11 @@ fn asked_for(rules: &BTreeMap<PathBuf, MountRule>, mounts: &[Mount]) -> Result<V
     let mut found = Vec::new();
     for (at, _) in rules.iter().filter(|(_, rule)| rule.access == Some(Access::CopyOnWrite)) {
         let refuse = |why: &str, remedy: &str| {
-            Err(Refusal { what: format!("copy-on-write mount {}", at.display()), why: why.into(), remedy: remedy.into() })
+            Err(Refusal {
+                what: format!("copy-on-write mount {}", at.display()),
+                why: why.into(),
+                remedy: remedy.into(),
+            })
         };
         let here: Vec<&Mount> = mounts.iter().filter(|mount| clean_absolute(&mount.destination) == *at).collect();
         match here.as_slice() {

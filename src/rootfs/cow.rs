@@ -29,13 +29,7 @@ pub struct Cow {
 impl Cow {
     /// Opens what lies under all layers of the mount at `at`: `first`, the directory with the first process's changes, and
     /// `source`, the host's directory, which must still be the one of this device and inode.
-    pub fn open(
-        at: &Path,
-        flags: u64,
-        first: &Path,
-        source: &Path,
-        identity: (u64, u64),
-    ) -> Result<Cow, RootfsError> {
+    pub fn open(at: &Path, flags: u64, first: &Path, source: &Path, identity: (u64, u64)) -> Result<Cow, RootfsError> {
         let opened = open_source(source)?;
         let stat = doing(
             || format!("look at the host's directory of the mount {}", at.display()),
@@ -51,6 +45,11 @@ impl Cow {
     /// The host's directory.
     pub fn source(&self) -> BorrowedFd<'_> {
         self.source.1.as_fd()
+    }
+
+    /// Its path.
+    pub fn source_path(&self) -> &Path {
+        &self.source.0
     }
 
     /// What lies under the layers, the one that shows first in front, the plain tree last.

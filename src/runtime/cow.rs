@@ -143,7 +143,8 @@ pub(super) fn plan(
             make_layer().map_err(|source| RuntimeError::CowLayer { at: at.clone(), source })?;
         locks.push(lock);
         if upper.starts_with(source) {
-            let why = format!("the layers are in {}: mount another directory, or set another --store", source.display());
+            let why =
+                format!("the layers are in {}: mount another directory, or set another --store", source.display());
             return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
         }
         // What was mounted before it is hidden by it.

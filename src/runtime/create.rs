@@ -72,11 +72,7 @@ pub struct CreateRequest {
 
 /// Creates the container, hardened by `policy`; `make_layer` is for its copy-on-write mounts. The calling process must be
 /// single-threaded: it forks.
-pub fn create(
-    request: &CreateRequest,
-    policy: &Policy,
-    make_layer: &MakeLayer<'_>,
-) -> Result<Record, RuntimeError> {
+pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'_>) -> Result<Record, RuntimeError> {
     let Some(id) = &request.id else {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
@@ -314,12 +310,11 @@ fn build_in(
     prepare::prepare(&config, rootfs, &root)?;
 
     let ready = Ready { config: &config, root: &root, all: &all, program, cows: &cows, make_layer };
-    let started = launch(request, &record, bundle, &ready, paths)
-        .and_then(|started| {
-            let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
-            scope.hand_over(&dir.path)?;
-            Ok(started)
-        });
+    let started = launch(request, &record, bundle, &ready, paths).and_then(|started| {
+        let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
+        scope.hand_over(&dir.path)?;
+        Ok(started)
+    });
     match started {
         Ok((pid, cgroups)) => {
             record.pid = pid;

@@ -50,7 +50,8 @@ impl Fixups {
             let later = given[from..].iter().map(|m| m.destination.clone());
             later.filter(|d| d.starts_with(at) && d != at).collect()
         };
-        for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate() {
+        for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate()
+        {
             if wanted.is_dev_bind() {
                 let at = PathBuf::from("/dev");
                 let mut again = below(&at, 0);

@@ -355,7 +355,17 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let step = STEPS.iter().find(|s| s.name == name).unwrap();
         let mut config = Config::from_value(before);
-        (step.run)(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false, copy_on_write: &["/cow".into()] }).unwrap();
+        (step.run)(
+            &mut config,
+            &Context {
+                id: "c",
+                root: &root,
+                bundle: dir.path(),
+                systemd_cgroup: false,
+                copy_on_write: &["/cow".into()],
+            },
+        )
+        .unwrap();
         assert_eq!(config.value(), &after, "{name}");
     }
 
@@ -453,8 +463,17 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let mut config = Config::from_value(json!({"linux": {"cgroupsPath": "/a/.."}}));
         assert!(
-            cgroups_path(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false, copy_on_write: &["/cow".into()] })
-                .is_err()
+            cgroups_path(
+                &mut config,
+                &Context {
+                    id: "c",
+                    root: &root,
+                    bundle: dir.path(),
+                    systemd_cgroup: false,
+                    copy_on_write: &["/cow".into()]
+                }
+            )
+            .is_err()
         );
     }
 }

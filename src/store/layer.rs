@@ -13,8 +13,8 @@ use crate::id::LayerId;
 use super::error::IoContext;
 use super::{Store, StoreError, trash};
 
-/// The longest list of touched paths that is read back, in bytes.
-const MAX_TOUCHED: u64 = 256 << 20;
+/// The longest file beside a layer's trees that is read back, in bytes.
+const MAX_BESIDE: u64 = 256 << 20;
 
 /// A new layer without a row. Dropping it removes its directory; [`StagedLayer::keep`] leaves it.
 ///
@@ -161,22 +161,34 @@ impl Store {
         durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
     }
 
+    /// Writes what the host had where a layer touches copy-on-write mounts, whole or not at all. Opaque to the store, and
+    /// not synced; it can't be had again.
+    pub fn write_base(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.layer_dir(layer).join("base");
+        durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
+    }
+
+    /// What [`Store::write_base`] wrote; `None` if nothing was written. Fails if it is longer than 256 MiB.
+    pub fn read_base(&self, layer: &LayerId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.read_beside(layer, "base", "state of the host")
+    }
+
     /// The list of paths that a layer touches; `None` if none was written. Fails if it is longer than 256 MiB.
     pub fn read_touched(&self, layer: &LayerId) -> Result<Option<Vec<u8>>, StoreError> {
-        let path = self.layer_dir(layer).join("touched");
+        self.read_beside(layer, "touched", "list of touched paths")
+    }
+
+    fn read_beside(&self, layer: &LayerId, name: &str, what: &'static str) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.layer_dir(layer).join(name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = match rustix::fs::open(&path, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             other => std::fs::File::from(other.at("open", &path)?),
         };
         let mut bytes = Vec::new();
-        file.take(MAX_TOUCHED + 1).read_to_end(&mut bytes).at("read", &path)?;
-        if bytes.len() as u64 > MAX_TOUCHED {
-            return Err(StoreError::TooLarge {
-                what: "list of touched paths",
-                size: bytes.len() as u64,
-                limit: MAX_TOUCHED,
-            });
+        file.take(MAX_BESIDE + 1).read_to_end(&mut bytes).at("read", &path)?;
+        if bytes.len() as u64 > MAX_BESIDE {
+            return Err(StoreError::TooLarge { what, size: bytes.len() as u64, limit: MAX_BESIDE });
         }
         Ok(Some(bytes))
     }

@@ -9,7 +9,7 @@ use super::{Done, Prepared, sys};
 use crate::diff::{self, Diff, Touched};
 use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
-use crate::ops::commit::{Conflict, onto_head, remember_touched};
+use crate::ops::commit::{Conflict, onto_head, remember_base, remember_touched};
 use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
@@ -371,6 +371,9 @@ impl Exec<'_> {
             return self.finish(told, Ending::Discard);
         }
         let touched = diff::touched(&told.diff);
+        if self.cow {
+            remember_base(self.store, layer, &self.lowers()?, &told.diff, self.started_ns);
+        }
         remember_touched(self.store, layer, &touched);
         if self.mode == LayerMode::Hold {
             return self.finish(told, Ending::Hold);
