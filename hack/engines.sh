@@ -11,23 +11,34 @@
 # RUNTIME  the agentsbx binary, registered as Docker's default runtime; runc stays registered beside it
 # STORE    its store
 #
+# With AGENTSBX_IT_REMAP=ID in the environment Docker gives each container a user namespace whose ids begin at ID. The
+# daemons then have a mount namespace of their own too, in which /etc/subuid says so: that of RUN/dockerd.pid.
+#
 # docker -H unix://RUN/docker.sock …, ctr -a RUN/containerd.sock …
 set -eu
 
 if [ $# != 6 ]; then
-    sed -n '5,14s/^# \{0,1\}//p' "$0" >&2
+    sed -n '5,17s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 run=$1 data=$2 cgroup=$3 logs=$4 runtime=$5 store=$6
 
 if [ -z "${AGENTSBX_IT_NETNS:-}" ]; then
-    exec env AGENTSBX_IT_NETNS=1 unshare --net "$0" "$@"
+    exec env AGENTSBX_IT_NETNS=1 unshare --net ${AGENTSBX_IT_REMAP:+--mount} "$0" "$@"
 fi
 
 # Debian's own programs, whatever else is installed on the machine.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p "$run" "$data" "$logs"
 ip link set lo up
+remap=""
+if [ -n "${AGENTSBX_IT_REMAP:-}" ]; then
+    remap='"userns-remap": "daemon",'
+    echo "daemon:$AGENTSBX_IT_REMAP:65536" >"$run/subids"
+    for file in /etc/subuid /etc/subgid; do
+        mount --bind "$run/subids" $file
+    done
+fi
 
 cat >"$run/containerd.toml" <<TOML
 version = 2
@@ -42,6 +53,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 TOML
 cat >"$run/daemon.json" <<JSON
 {
+  $remap
   "runtimes": { "agentsbx": { "path": "$runtime", "runtimeArgs": ["--store", "$store"] } },
   "default-runtime": "agentsbx",
   "data-root": "$data/docker",

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Builds the test images, once, below target/images (or $AGENTSBX_IMAGES); prints nothing but progress on stderr.
 #
-#   hack/images.sh [busybox] [debian]       (default: both)
+#   hack/images.sh [busybox] [debian] [work]       (default: all)
 #
 # busybox.tar         root filesystem of one static busybox, as a plain tar
 # busybox.image.tar   the same as localhost/agentsbx-test/busybox:latest, for docker, ctr and podman to load
 # debian.image.tar    the host's own Debian suite with python3, pip, git, gcc and make, as
 #                     localhost/agentsbx-test/debian:latest (half a gigabyte, so not kept as a plain tar too)
+# work/rootfs         root filesystem with what agents work with, by hack/work-image.sh; made anew when that is changed
 # agentsbx_probe-1.0-py3-none-any.whl   a wheel with one module, for pip to install without a network
 set -eu
 
@@ -70,13 +71,27 @@ build_debian() {
     image debian
 }
 
+build_work() {
+    key=$(cat "$here/work-image.sh" /etc/debian_version | sha256sum)
+    [ "$(cat "$out/work/key" 2>/dev/null)" != "$key" ] || return 0
+    echo "hack/images.sh: building the image for honest work, about four minutes" >&2
+    mkdir -m 700 "$scratch/work"
+    if ! "$here/work-image.sh" "$scratch/work/rootfs" >"$out/work.log" 2>&1; then
+        tail -20 "$out/work.log" >&2
+        exit 1
+    fi
+    echo "$key" >"$scratch/work/key"
+    rm -rf --one-file-system "$out/work"
+    mv "$scratch/work" "$out/work"
+}
+
 [ -e "$out/agentsbx_probe-1.0-py3-none-any.whl" ] || python3 "$here/image.py" --wheel "$out"
-[ $# -gt 0 ] || set -- busybox debian
+[ $# -gt 0 ] || set -- busybox debian work
 for name in "$@"; do
     case $name in
-    busybox | debian) "build_$name" ;;
+    busybox | debian | work) "build_$name" ;;
     *)
-        echo "usage: hack/images.sh [busybox] [debian]" >&2
+        echo "usage: hack/images.sh [busybox] [debian] [work]" >&2
         exit 2
         ;;
     esac

@@ -20,7 +20,7 @@ repository=$(dirname "$here")
 out=$repository/target/vm
 suite=bookworm
 packages=apparmor,busybox-static,ca-certificates,conmon,containerd,crun,dbus,docker.io,e2fsprogs,git,initramfs-tools,iproute2,iptables
-packages=$packages,kmod,linux-image-cloud-amd64,netavark,podman,procps,python3,runc,systemd,systemd-sysv,udev,uidmap,util-linux
+packages=$packages,kmod,linux-image-cloud-amd64,netavark,podman,procps,python3,runc,systemd,systemd-sysv,udev,uidmap,util-linux,xfsprogs
 
 mkdir -p "$out"
 # One at a time: the images and the logs have fixed names.

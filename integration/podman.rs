@@ -136,3 +136,29 @@ fn podman_verbs_work() {
     podman.run(["kill", id]).ok();
     assert_eq!(podman.run(["wait", id]).ok(), "137");
 }
+
+/// A container with a user namespace of its own: its execs are in it, have layers, and their changes can be told with the
+/// owners that the container sees, gone back from and gone forward to.
+#[test]
+fn podman_with_mapped_ids_has_layers_and_history() {
+    let container = Container::idle(["--uidmap", "0:200000:65536", "--gidmap", "0:200000:65536"]);
+    assert_eq!(
+        container.sh("cat /proc/self/uid_map").ok().split_whitespace().collect::<Vec<_>>(),
+        ["0", "200000", "65536"]
+    );
+    container.sh("echo one > /root/f; adduser -D -u 1234 agent 2>/dev/null; chown 1234:1234 /root/f").expect(0);
+    let result = container.show();
+    assert_eq!(result["disposition"], "committed", "{result}");
+    let change = |path: &str| {
+        let changes = result["changes"].as_array().expect("changes").iter();
+        changes.filter(|c| c["path"] == path).map(|c| (c["uid"].clone(), c["gid"].clone())).next()
+    };
+    assert_eq!(change("/root/f"), Some((1234.into(), 1234.into())), "{result}");
+    container.exec(["--user", "1234"], &["sh", "-c", "id -u > /tmp/own; test ! -w /etc/passwd"]).ok();
+    assert_eq!(container.sh("stat -c %u /tmp/own; cat /tmp/own").ok(), "1234\n1234");
+    assert_eq!(container.sh("rm /root/f; mkdir /root/d").ok(), "");
+    container.agentsbx(["rollback", &container.id, "1"]).ok();
+    assert_eq!(container.sh("cat /root/f; ls /root /tmp").ok(), "one\n/root:\nf\n\n/tmp:");
+    container.agentsbx(["rollback", &container.id, "3"]).ok();
+    assert_eq!(container.sh("ls /root").ok(), "d");
+}

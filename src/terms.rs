@@ -133,6 +133,48 @@ word! {
 }
 
 word! {
+    /// What the configuration's `allow` lets a container ask for, though it loosens the profile `strict`.
+    Allow ("word of allow") {
+        /// The annotation `dev.agentsbx.profile` may say `oci`.
+        Profile = "profile",
+        /// The host's network.
+        HostNetwork = "host-network",
+        /// The host's processes.
+        HostPid = "host-pid",
+        /// The host's System V IPC and message queues.
+        HostIpc = "host-ipc",
+        /// The host's name.
+        HostUts = "host-uts",
+        /// The host's mounts.
+        HostMount = "host-mount",
+        /// The host's cgroups: a container's `/proc/self/cgroup` shows where it is among them.
+        HostCgroup = "host-cgroup",
+        /// Mounts that see what is mounted on the host later, and pass on what is mounted in the container.
+        MountPropagation = "mount-propagation",
+        /// The annotation `dev.agentsbx.mounts` may make mounts executable.
+        MountExec = "mount-exec",
+        /// The annotation `dev.agentsbx.mounts` may leave mounts writable where `mounts.default` is not `as-given`.
+        MountWrite = "mount-write",
+        /// Execs without a layer, by variable or annotation.
+        SharedLayer = "shared-layer",
+    }
+}
+
+word! {
+    /// What becomes of writes to a bind mount that its engine gives as writable.
+    #[derive(Default)]
+    Writes ("default of mounts") {
+        /// They go to the host's directory.
+        #[default]
+        AsGiven = "as-given",
+        /// They are refused.
+        ReadOnly = "ro",
+        /// They go to layers.
+        CopyOnWrite = "cow",
+    }
+}
+
+word! {
     /// How a command ended.
     EndKind ("end") {
         /// By itself, with a code.
@@ -143,7 +185,7 @@ word! {
         Timeout = "timeout",
         /// Because the memory that it may use was used up.
         Oom = "oom",
-        /// The runtime could not start it, or lost it.
+        /// The runtime could not start it, lost it, or ended it as its layer was over its limit; the message says which.
         Error = "error",
     }
 }

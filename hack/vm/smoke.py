@@ -21,6 +21,8 @@ BIN = "/usr/local/bin/agentsbx"
 WORK = "/var/tmp/smoke"
 IMAGE = "localhost/agentsbx-test/busybox"
 CGROUPS = "/sys/fs/cgroup"
+CONFIG = "/etc/agentsbx/config.toml"
+FIRST = "agentsbx-first"
 # Everything takes long in an emulated machine.
 PATIENCE = 120
 
@@ -121,9 +123,10 @@ class Bundle:
 
     count = 0
 
-    def __init__(self, systemd, args=("sleep", "100000"), change=None):
+    def __init__(self, systemd, args=("sleep", "100000"), change=None, config=None):
         Bundle.count += 1
         self.systemd = systemd
+        self.env = {}
         self.id = f"c{Bundle.count}"
         self.dir = f"{WORK}/{self.id}"
         os.makedirs(f"{self.dir}/rootfs")
@@ -165,10 +168,14 @@ class Bundle:
             change(self.config)
         with open(f"{self.dir}/config.json", "w") as file:
             json.dump(self.config, file)
+        if config is not None:
+            with open(f"{self.dir}/config.toml", "w") as file:
+                file.write(config)
+            self.env["AGENTSBX_CONFIG"] = f"{self.dir}/config.toml"
 
     def __enter__(self):
         with open(f"{self.dir}/out", "w") as out:
-            done = subprocess.run(self.command("create", "--bundle", self.dir, self.id), stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=PATIENCE)
+            done = subprocess.run(self.command("create", "--bundle", self.dir, self.id), stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=PATIENCE, env={**os.environ, **self.env})
         assert done.returncode == 0, f"create: {read(self.dir, 'out')}"
         self.run("start", self.id)
         return self
@@ -180,7 +187,12 @@ class Bundle:
         return [BIN, *(["--systemd-cgroup"] if self.systemd else []), *args]
 
     def run(self, *args, **more):
-        return call(*self.command(*args), **more)
+        return call(*self.command(*args), env=self.env, **more)
+
+    def start(self, script, *flags):
+        """An exec that runs meanwhile."""
+        return subprocess.Popen(self.command("exec", *flags, self.id, "sh", "-c", script), stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, **self.env})
 
     def exec(self, script, *flags, code=0, **more):
         return self.run("exec", *flags, self.id, "sh", "-c", script, code=code, **more)
@@ -233,7 +245,8 @@ def life_of_a_container(systemd):
     with Bundle(systemd) as c:
         state = json.loads(c.run("state", c.id).out)
         same(state["status"], "running")
-        assert f"{state['pid']}" in read(c.cgroup(), "cgroup.procs").split(), "first process in its cgroup"
+        assert f"{state['pid']}" in read(c.cgroup(), FIRST, "cgroup.procs").split(), "first process in its cgroup"
+        same(read(c.cgroup(), "cgroup.procs"), "", "processes beside the groups")
         same(read(c.cgroup(), "memory.max"), str(128 << 20))
         same(read(c.cgroup(), "pids.max"), "100")
         same(read(c.cgroup(), "cpu.max"), "150000 100000")
@@ -338,7 +351,7 @@ def survivors_are_killed(systemd):
         c.exec("sleep 3000 & (setsid sleep 3001 &) ; touch /f")
         same(c.show()["survivorsKilled"], 2)
         same(len(json.loads(c.run("ps", "--format", "json", c.id).out)), 1)
-        same([d for d in os.listdir(c.cgroup()) if os.path.isdir(os.path.join(c.cgroup(), d))], [], "groups of ended execs")
+        same([d for d in os.listdir(c.cgroup()) if os.path.isdir(os.path.join(c.cgroup(), d))], [FIRST], "groups of ended execs")
 
 
 @both
@@ -355,8 +368,138 @@ def usage_is_measured(systemd):
         c.exec("head -c 50m /dev/urandom >/root/f; for i in 1 2 3; do sleep 1 & done; wait")
         usage = c.show()["usage"]
         print("     usage:", usage)
-        for field in ("wallNs", "userNs", "systemNs"):
+        for field in ("wallNs", "userNs", "systemNs", "peakMemoryBytes"):
             assert usage[field], f"{field}: {usage}"
+        assert 50 << 20 <= usage["writtenBytes"] <= 52 << 20, usage
+        # Kernels of Linux 6.1 and later count it.
+        peaks = os.path.exists(f"{c.cgroup()}/pids.peak")
+        assert usage["maxPids"] == (4 if peaks else None), usage
+        c.exec("x=$(head -c 30m /dev/zero | tr '\\0' x); true")
+        peak = c.show()["usage"]["peakMemoryBytes"]
+        assert 30 << 20 <= peak <= 128 << 20, peak
+        c.exec("true")
+        assert c.show()["usage"]["peakMemoryBytes"] < 20 << 20, c.show()["usage"]
+
+
+@both
+def processes_see_their_limits(systemd):
+    """A JVM or a Go program reads them in the group that /proc/self/cgroup names."""
+    own = "g=$(cut -d: -f3 /proc/self/cgroup); cd /sys/fs/cgroup$g; cat memory.max cpu.max pids.max"
+    with Bundle(systemd, args=("sh", "-c", f"sleep 1; {own} >/dev/shm/first; exec sleep 100000")) as c:
+        limits = f"{128 << 20}\n150000 100000\n100\n"
+        same(c.exec(own).out, limits)
+        until("the first process", lambda: c.exec("cat /dev/shm/first", code=None).out == limits)
+        same(c.exec("cat /sys/fs/cgroup/memory.max").out, f"{128 << 20}\n", "the root of the namespace")
+        job = c.start("sleep 1000")
+        until("the exec runs", lambda: len(os.listdir(c.cgroup())) and len(json.loads(c.run("ps", "--format", "json", c.id).out)) == 2)
+        c.run("update", "--memory", 200 << 20, "--pids-limit", "50", "--cpu-quota", "70000", c.id)
+        for group in [d for d in os.listdir(c.cgroup()) if d.startswith("agentsbx-")]:
+            found = [read(c.cgroup(), group, name) for name in ("memory.max", "cpu.max", "pids.max")]
+            same(found, [str(200 << 20), "70000 100000", "50"], group)
+        same(c.exec(own).out, f"{200 << 20}\n70000 100000\n50\n")
+        job.kill()
+        job.wait()
+
+
+@both
+def of_parallel_ends_only_one_is_out_of_memory(systemd):
+    def small(config):
+        config["linux"]["resources"]["memory"] = {"limit": 48 << 20, "swap": 48 << 20}
+
+    with Bundle(systemd, change=small) as c:
+        jobs = [c.start(script, "--result", f"{c.dir}/{name}") for name, script in [
+            ("killed", "sleep 20; kill -KILL $$"), ("bomb", "sleep 3; x=$(head -c 200m /dev/zero | tr '\\0' x)")]]
+        for job in jobs:
+            same(job.wait(timeout=PATIENCE), 137)
+        kinds = [json.loads(read(c.dir, name))["end"]["kind"] for name in ("killed", "bomb")]
+        same(kinds, ["signaled", "oom"])
+
+
+@both
+def swap_is_included(systemd):
+    def both_same(config):
+        config["linux"]["resources"]["memory"] = {"limit": 64 << 20, "swap": 64 << 20}
+
+    with Bundle(systemd, change=both_same) as c:
+        same(read(c.cgroup(), "memory.swap.max"), "0")
+
+
+@both
+def limits_of_the_profile(systemd):
+    def bare(config):
+        config["linux"]["resources"] = {}
+
+    with Bundle(systemd, change=bare, config="profile = 'strict'\n") as c:
+        found = [read(c.cgroup(), name) for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max")]
+        same(found, [str(2 << 30), "0", "200000 100000", "256"])
+        job = c.start("b() { b | b & }; b; sleep 100", "--timeout", "20")
+        until("the bomb is full", lambda: int(read(c.cgroup(), "pids.current")) > 250, 60)
+        call("true")
+        same(job.wait(timeout=PATIENCE), 124)
+        c.exec("true")
+
+
+@both
+def a_container_that_manages_its_groups(systemd):
+    def writable(config):
+        config["mounts"][-1]["options"] = ["nosuid", "noexec", "nodev", "relatime"]
+
+    with Bundle(systemd, change=writable) as c:
+        pid = json.loads(c.run("state", c.id).out)["pid"]
+        assert f"{pid}" in read(c.cgroup(), "cgroup.procs").split(), "it stays in the container's group"
+        # A process that moves itself out of its exec's group ends with the exec all the same.
+        c.exec("sleep 4000 & echo $! >/sys/fs/cgroup/cgroup.procs; sleep 4001 & touch /f")
+        same(c.show()["survivorsKilled"], 2)
+        same(json.loads(c.run("ps", "--format", "json", c.id).out), [pid])
+        # What a nested engine does: its own processes one down, controllers for what is below.
+        c.exec("mkdir /sys/fs/cgroup/init && echo 1 >/sys/fs/cgroup/init/cgroup.procs && exec sh -c 'sleep 0'", "--layer", "discard")
+        same(read(c.cgroup(), "cgroup.procs"), "")
+        with open(f"{c.cgroup()}/cgroup.subtree_control", "w") as control:
+            control.write("+memory +pids")
+        c.exec("true")
+        assert c.show()["usage"]["peakMemoryBytes"], c.show()
+        c.run("pause", c.id)
+        c.run("resume", c.id)
+        c.run("kill", "--all", c.id, "KILL")
+        until("it has ended", lambda: json.loads(c.run("state", c.id).out)["status"] == "stopped")
+
+
+@case
+def project_quotas():
+    """The store on a filesystem that refuses what is too much, as the kernel does it."""
+    for kind, make, words in [
+        ("ext4", ["mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota"], "Disk quota exceeded"),
+        ("xfs", ["mkfs.xfs", "-q"], "No space left on device"),
+    ]:
+        image, point = f"{WORK}/{kind}.img", f"{WORK}/{kind}"
+        call("truncate", "-s", "400M", image)
+        call(*make, image)
+        os.mkdir(point)
+        call("mount", "-t", kind, "-o", "loop,prjquota", image, point)
+        os.mkdir(f"{point}/store", 0o700)
+        config = f"profile = 'strict'\nstore = '{point}/store'\n[limits]\nlayer = '16MiB'\n"
+        with Bundle(False, config=config) as c:
+            c.exec("head -c 4194304 /dev/zero >/four")
+            # A file that was copied up, too: it is made in the overlay's work directory and moved.
+            done = c.exec("chmod 600 /four; dd if=/dev/zero of=/big bs=1M count=64; df -k / | tail -n 1")
+            assert words in done.err, f"{kind}: {done}"
+            result = c.show()
+            same((result["end"]["kind"], result["disposition"]), ("exited", "committed"), kind)
+            big = next(change["size"] for change in result["changes"] if change["path"] == "/big")
+            assert 8 << 20 <= big <= 16 << 20, (kind, big)
+            # Each exec has its own limit, and of files there is one too.
+            c.exec("head -c 8388608 /dev/zero >/eight")
+            done = c.exec("mkdir /d; n=0; while : >/d/$n; do n=$((n+1)); done", "--layer", "discard", "--timeout", "0", code=None, limit=600)
+            assert words in done.err, f"{kind}: {done}"
+            same(c.show()["end"]["kind"], "exited", kind)
+            files = c.show()["summary"]["added"]
+            assert 3000 <= files <= 3300, (kind, files)
+            # Unlinked files have no name to be found by; the kernel counts them.
+            done = c.exec("exec 3>/x; rm /x; dd if=/dev/zero bs=1M count=64 >&3", code=None)
+            assert words in done.err, f"{kind}: {done}"
+            same(c.show()["disposition"], "empty", kind)
+            print(f"     {kind}:", call("repquota", "-P", point, code=None).out.strip() if shutil.which("repquota") else "")
+        call("umount", point)
 
 
 @case
@@ -514,7 +657,8 @@ def run_and_exec(driver):
     with Docker("--memory", "64m", "--pids-limit", "64") as d:
         pid = docker("inspect", "--format", "{{.State.Pid}}", d.name).out.strip()
         cgroup = read("/proc", pid, "cgroup").split("::")[1]
-        same(cgroup, f"/system.slice/docker-{d.id}.scope" if driver == "systemd" else f"/docker/{d.id}")
+        own = f"/system.slice/docker-{d.id}.scope" if driver == "systemd" else f"/docker/{d.id}"
+        same(cgroup, f"{own}/{FIRST}")
         d.exec("echo x >/root/f; exit 3", code=3)
         result = d.show()
         same((result["disposition"], result["end"]["code"], result["summary"]["added"]), ("committed", 3, 1))
@@ -532,17 +676,23 @@ def run_and_exec(driver):
 def stop_restart_pause_update_stats_top(driver):
     with Docker("--memory", "64m", "--memory-swap", "64m", "--stop-timeout", "2", args=("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done")) as d:
         pid = docker("inspect", "--format", "{{.State.Pid}}", d.name).out.strip()
-        directory = CGROUPS + read("/proc", pid, "cgroup").split("::")[1]
+        directory = CGROUPS + os.path.dirname(read("/proc", pid, "cgroup").split("::")[1])
         docker("update", "--memory", "100m", "--memory-swap", "100m", "--pids-limit", "77", "--cpus", "0.5", d.name)
         for _ in range(2):
             same((read(directory, "memory.max"), read(directory, "pids.max")), (str(100 << 20), "77"))
             same(read(directory, "cpu.max"), "50000 100000")
+            same((read(directory, FIRST, "memory.max"), read(directory, FIRST, "pids.max")), (str(100 << 20), "77"), "mirrored")
             call("systemctl", "daemon-reload")
         docker("pause", d.name)
         same(docker("inspect", "--format", "{{.State.Status}}", d.name).out.strip(), "paused")
         docker("unpause", d.name)
+        job = subprocess.Popen(["docker", "exec", d.name, "sh", "-c", "sleep 1000 & sleep 1000 & wait"])
+        until("the exec runs", lambda: docker("top", d.name).out.count("sleep 1000") == 3)
         stats = docker("stats", "--no-stream", "--format", "{{.MemUsage}} {{.PIDs}}", d.name).out
-        assert "100MiB" in stats, stats
+        # Execs count: what is looked at is the container's group, not the first process's.
+        assert "100MiB" in stats and int(stats.split()[-1]) >= 5, stats
+        job.kill()
+        job.wait()
         assert "sleep" in docker("top", d.name).out
         docker("stop", d.name)
         same(docker("inspect", "--format", "{{.State.ExitCode}} {{.State.OOMKilled}}", d.name).out.strip(), "0 false")
@@ -618,6 +768,10 @@ def podman_with_systemd():
 def main(names):
     shutil.rmtree(WORK, ignore_errors=True)
     os.makedirs(WORK)
+    # The engines' own configurations, as they are; cases of the strict profile say so.
+    os.makedirs(os.path.dirname(CONFIG), exist_ok=True)
+    with open(CONFIG, "w") as file:
+        file.write("profile = 'oci'\n")
     if os.path.exists(f"{HERE}/agentsbx"):
         shutil.copy(f"{HERE}/agentsbx", f"{BIN}.new")
         os.rename(f"{BIN}.new", BIN)

@@ -207,6 +207,7 @@ fn stores_are_not_mixed_up() {
         root: env.root.clone(),
         dir: env.dir.clone(),
         config: env.config.clone(),
+        binary: env.binary.clone(),
     };
     let there = Bundle::running(&elsewhere);
     there.sh("echo there >/x").expect(0);

@@ -105,6 +105,27 @@ fn identity_and_capabilities_are_the_configurations() {
     }
 }
 
+/// A new network namespace begins with its loopback interface down; runc brings it up, and so nothing is told that it can't
+/// reach 127.0.0.1. A namespace that is given is as it was.
+#[test]
+fn the_loopback_interface_is_up() {
+    let env = Env::new();
+    for userns in [false, true] {
+        let out = alike(
+            &env,
+            "ip -o addr show lo | grep -o 'inet 127.0.0.1/8'; ping -c 1 -W 5 127.0.0.1 | grep -o '0% packet loss'",
+            |bundle| {
+                bundle.config["linux"]["sysctl"] = json!({"net.ipv4.ping_group_range": "0 0"});
+                if userns {
+                    with_user_namespace(bundle);
+                }
+            },
+        );
+        assert!(out.contains("inet 127.0.0.1/8"), "{out}");
+        assert!(userns || out.contains("0% packet loss"), "{out}");
+    }
+}
+
 /// The first process runs under the filter with `noNewPrivileges` true, false and absent, as any user; and the field is what
 /// was asked for.
 #[test]

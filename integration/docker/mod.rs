@@ -2,6 +2,7 @@
 
 mod exec;
 mod layers;
+mod remap;
 mod results;
 mod run;
 mod tools;

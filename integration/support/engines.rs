@@ -24,35 +24,65 @@ pub struct Engines {
     pub store: PathBuf,
     /// The runtime as one program without arguments, for callers that take no more than a path.
     pub wrapper: PathBuf,
+    /// Sockets and state.
+    run: PathBuf,
+    /// The daemons' mount namespace, where it is not the test's.
+    own_mounts: Option<String>,
 }
 
 /// The engines, started when they are first asked for, with the busybox image in Docker.
 pub fn engines() -> &'static Engines {
     static ENGINES: OnceLock<Engines> = OnceLock::new();
+    ENGINES.get_or_init(|| Engines::start(&process().run, &process().data, &process().cgroup, None))
+}
+
+/// Others, whose Docker gives each container a user namespace with ids from 300,000 on (`userns-remap`).
+pub fn remapping_engines() -> &'static Engines {
+    static ENGINES: OnceLock<Engines> = OnceLock::new();
     ENGINES.get_or_init(|| {
-        let process = process();
+        let cgroup = format!("{}/remap", process().cgroup);
+        Engines::start(&process().run.join("remap"), &process().data.join("remap"), &cgroup, Some("300000"))
+    })
+}
+
+impl Engines {
+    fn start(run: &Path, data: &Path, cgroup: &str, remap: Option<&str>) -> Engines {
         let archive = images::busybox_archive();
-        let store = process.data.join("store");
-        let wrapper = process.data.join("agentsbx");
+        for dir in [run, data] {
+            fs::create_dir_all(dir).expect("make a directory");
+        }
+        let store = data.join("store");
+        let wrapper = data.join("agentsbx");
         let script = format!("#!/bin/sh\nexec '{}' --store '{}' \"$@\"\n", binary().display(), store.display());
         fs::write(&wrapper, script).expect("write the wrapper");
         fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("chmod");
-        Cmd::new(repository().join("hack/engines.sh"))
-            .args([&process.run, &process.data])
-            .arg(&process.cgroup)
-            .args([&process.logs, &binary(), &store])
-            .env("AGENTSBX_CONFIG", &process.config)
-            .limit(Duration::from_secs(200))
-            .ok();
-        let engines = Engines {
-            docker: process.run.join("docker.sock"),
-            containerd: process.run.join("containerd.sock"),
-            store,
-            wrapper,
-        };
+        let logs = if remap.is_some() { process().logs.join("remap") } else { process().logs.clone() };
+        let mut start = Cmd::new(repository().join("hack/engines.sh"))
+            .args([run, data])
+            .arg(cgroup)
+            .args([&logs, &binary(), &store])
+            .env("AGENTSBX_CONFIG", &process().config)
+            .limit(Duration::from_secs(200));
+        if let Some(first) = remap {
+            start = start.env("AGENTSBX_IT_REMAP", first);
+        }
+        start.ok();
+        let own_mounts = remap.map(|_| {
+            let pid = fs::read_to_string(run.join("dockerd.pid")).expect("read dockerd.pid");
+            format!("/proc/{}/ns/mnt", pid.trim())
+        });
+        let (docker, containerd) = (run.join("docker.sock"), run.join("containerd.sock"));
+        let engines = Engines { docker, containerd, run: run.to_owned(), store, wrapper, own_mounts };
         engines.docker(["load", "-i"]).arg(archive).ok();
         engines
-    })
+    }
+
+    fn own(&self) -> Cmd {
+        match &self.own_mounts {
+            Some(mounts) => Cmd::new("nsenter").arg(format!("--mount={mounts}")).arg(binary()),
+            None => Cmd::new(binary()),
+        }
+    }
 }
 
 impl Engines {
@@ -74,7 +104,7 @@ impl Engines {
 
     /// A verb of the binary under test on the engines' store: containers are found whatever root they were made with.
     pub fn agentsbx<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.store).args(args)
+        self.own().env("AGENTSBX_CONFIG", &process().config).arg("--store").arg(&self.store).args(args)
     }
 
     /// The same with `--json`, parsed.
@@ -86,7 +116,7 @@ impl Engines {
 
     /// The bundle of a container in containerd's `namespace` (Docker's is `moby`).
     pub fn bundle(&self, namespace: &str, id: &str) -> PathBuf {
-        process().run.join("containerd/io.containerd.runtime.v2.task").join(namespace).join(id)
+        self.run.join("containerd/io.containerd.runtime.v2.task").join(namespace).join(id)
     }
 
     /// The results of all execs of a container that have ended, from its bundle.

@@ -90,6 +90,8 @@ pub struct Env {
     pub dir: PathBuf,
     /// `AGENTSBX_CONFIG`
     pub config: PathBuf,
+    /// The binary.
+    pub binary: PathBuf,
 }
 
 impl Env {
@@ -101,6 +103,7 @@ impl Env {
             store: process().data.join(&name).join("store"),
             dir: process().data.join(&name),
             config: process().config.clone(),
+            binary: binary(),
         };
         fs::create_dir_all(&env.dir).expect("make a directory");
         env
@@ -117,7 +120,7 @@ impl Env {
     /// An `agentsbx` command with this environment's root and store.
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         let places = [&"--root".into(), &self.root, &"--store".into(), &self.store];
-        Cmd::new(binary()).env("AGENTSBX_CONFIG", &self.config).args(places).args(args)
+        Cmd::new(&self.binary).env("AGENTSBX_CONFIG", &self.config).args(places).args(args)
     }
 
     /// Runs `agentsbx` with this environment's root and store.

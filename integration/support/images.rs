@@ -47,3 +47,9 @@ pub fn debian_archive() -> PathBuf {
 pub fn wheel_dir() -> PathBuf {
     busybox_tar().parent().expect("a file in a directory").to_owned()
 }
+
+/// The root filesystem with what agents work with, as a directory: a lower, which nothing may write to.
+pub fn work_rootfs() -> PathBuf {
+    static ONCE: OnceLock<PathBuf> = OnceLock::new();
+    built("work", &ONCE).join("work/rootfs")
+}

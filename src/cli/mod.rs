@@ -7,6 +7,7 @@ mod argv;
 mod check;
 mod checkpoint;
 mod commit;
+mod config;
 mod create;
 mod delete;
 mod diff;
@@ -46,7 +47,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
-use crate::config::{self, Sources};
+use crate::config::{self as configuration, Sources};
 use crate::id::ContainerId;
 use crate::ops::Context;
 use crate::runtime::NAME;
@@ -138,7 +139,7 @@ impl Global {
     fn context_or_default(&self, warn: &mut dyn FnMut(&str)) -> Context {
         self.context().unwrap_or_else(|err| {
             warn(&format!("the defaults are used: {err:#}"));
-            let mut config = config::Config::default();
+            let mut config = configuration::Config::default();
             let env = || std::env::var_os("AGENTSBX_STORE").filter(|v| !v.is_empty()).map(PathBuf::from);
             if let Some(store) = self.store.clone().or_else(env).filter(|path| path.is_absolute()) {
                 config.store = store;
@@ -149,16 +150,20 @@ impl Global {
 
     /// The configuration, and what use cases need besides.
     fn context(&self) -> anyhow::Result<Context> {
+        Ok(Context { config: configuration::load(&self.sources()?)? })
+    }
+
+    /// What flags and the environment say of the configuration.
+    fn sources(&self) -> anyhow::Result<Sources> {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
         let data = || var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share")));
-        let sources = Sources {
+        Ok(Sources {
             file: var("AGENTSBX_CONFIG"),
             store_flag: self.store.as_ref().map(std::path::absolute).transpose()?,
             store_env: var("AGENTSBX_STORE"),
             user_data: if root { None } else { data().map(|dir| dir.join(NAME)) },
-        };
-        Ok(Context { config: config::load(&sources)? })
+        })
     }
 
     /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
@@ -201,6 +206,7 @@ enum Command {
     Gc(gc::Args),
     Fsck(fsck::Args),
     Check(check::Args),
+    Config(config::Args),
     Spec(spec::Args),
     Features(features::Args),
     Checkpoint(checkpoint::Args),
@@ -216,6 +222,7 @@ impl Command {
             Command::Check(args) => check::run(global, args),
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Commit(args) => commit::run(global, args),
+            Command::Config(args) => config::run(global, args),
             Command::Create(args) => create::run(global, args),
             Command::CreateHooks(args) => hooks::run(global, args),
             Command::Delete(args) => delete::run(global, args),

@@ -37,6 +37,8 @@ pub struct Plan {
     pub namespaces: i32,
     /// The layered root; `None` runs in the container's own mount namespace.
     pub root: Option<Root>,
+    /// `MOUNT_ATTR_*` flags of the layered root.
+    pub root_flags: u64,
     /// Mount points to move into the layered root.
     pub submounts: Vec<Submount>,
     /// Its overlays of copy-on-write mounts.

@@ -12,6 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
+use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{SysError, attributes, landlock, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
@@ -205,7 +206,12 @@ fn mount_root(state: &mut State<'_>) -> Result<(), InitError> {
         state.layered.push(layered.mounted()?);
     }
     if let Some(root) = state.plan.root.take() {
-        state.root = Some(root.mounted()?);
+        let root = root.mounted()?;
+        if state.plan.root_flags != 0 {
+            let attr = MountAttr { set: state.plan.root_flags, propagation: 0 };
+            sys("set flags of the layered root", mountattr::set(&root, attr, false))?;
+        }
+        state.root = Some(root);
     }
     Ok(())
 }

@@ -172,7 +172,16 @@ impl Judge {
                 told.remedy = Some(elsewhere.into());
             }
         }
-        vec![open, findings, overlay, xattr]
+        let quota = match &store.quota {
+            Ok(()) => feature("layer quota", State::Enforced, "what is too much for a layer is refused", None),
+            Err(failure) => feature(
+                "layer quota",
+                State::Fallback,
+                format!("a command whose layer is found to be too large is ended ({})", failure.text),
+                Some("mount the store's filesystem, ext4 or xfs, with prjquota"),
+            ),
+        };
+        vec![open, findings, overlay, xattr, quota]
     }
 
     fn of_kernel(&self, found: &Features) -> Vec<Feature> {
@@ -262,7 +271,7 @@ impl Judge {
                 if v1 {
                     "limit and highest count of processes"
                 } else {
-                    "limit on processes; maxPids is null on cgroup v2"
+                    "limit and highest count, of containers that can't change their cgroups"
                 },
                 "no limit on processes; maxPids is null",
             ),
@@ -272,7 +281,7 @@ impl Judge {
                 cgroups.usage.peak_memory.is_some(),
                 match v1 {
                     true => "limit, peak, and out-of-memory told apart",
-                    false => "limit, and out-of-memory told apart; peakMemoryBytes is null on cgroup v2",
+                    false => "limit, out-of-memory told apart, and peak, of containers that can't change their cgroups",
                 },
                 "no memory limit; peakMemoryBytes is null; a kill for memory looks like any SIGKILL",
             ),
@@ -377,6 +386,7 @@ mod tests {
             findings: Ok(Vec::new()),
             overlay: Ok(()),
             trusted_xattr: Ok(()),
+            quota: Ok(()),
         };
         let cgroups = CgroupTrial {
             v1: Vec::new(),
@@ -441,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_only_better_is_a_fallback() {
         type Break = fn(&mut Features, &mut StoreTrial, &mut CgroupTrial);
-        let breaks: [(&str, Break); 9] = [
+        let breaks: [(&str, Break); 10] = [
             ("overlay lowerdir+", |f, _, _| f.lowerdir_append = fails(libc::EINVAL)),
             ("session keyring", |f, _, _| f.keyring = fails(libc::ENOSYS)),
             ("Landlock", |f, _, _| f.landlock = Some(FENCE)),
@@ -450,6 +460,7 @@ mod tests {
             ("cgroup freezer", |_, _, c| c.freeze = false),
             ("cgroup memory", |_, _, c| c.v2 = Some(vec!["pids".into(), "cpu".into()])),
             ("SELinux", |f, _, _| f.selinux = true),
+            ("layer quota", |_, s, _| s.quota = fails(libc::ESRCH)),
             ("store integrity", |_, s, _| {
                 s.findings = Ok(vec![Finding { invariant: "HEAD exists", what: "container c: 7".into() }]);
             }),

@@ -6,6 +6,7 @@ use oci_spec::runtime::Process;
 use serde::{Deserialize, Serialize};
 
 use super::files::Fence;
+use super::process::Bounds;
 use super::{Decision, process};
 use crate::terms::Profile;
 
@@ -24,11 +25,22 @@ pub struct Confinement {
     /// What fences its processes off from those of other execs, and limits where they write; none where the kernel can't.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// `MOUNT_ATTR_*` flags (mount_setattr(2)) of the root, the container's and each exec's.
+    pub root_flags: u64,
+    /// What its processes can have at most.
+    pub(super) bounds: Bounds,
 }
 
 impl Default for Confinement {
     fn default() -> Confinement {
-        Confinement { profile: Profile::Oci, copy_on_write: Vec::new(), layer_bytes: None, fence: None }
+        Confinement {
+            profile: Profile::Oci,
+            copy_on_write: Vec::new(),
+            layer_bytes: None,
+            fence: None,
+            root_flags: 0,
+            bounds: Bounds::default(),
+        }
     }
 }
 

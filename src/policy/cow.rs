@@ -5,22 +5,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Refusal, Work};
-use crate::spec::annotations::MOUNTS;
-use crate::spec::mount_rules::{self, Access, MountRule};
+use crate::spec::mount_rules::{Access, MountRule};
 use crate::spec::normalise::clean_absolute;
 use crate::spec::{Config as Spec, Mount};
 
 /// Notes the destinations that the annotation gives the word `cow`, as the configuration has them, cleaned.
 pub(super) fn destinations(work: &mut Work<'_>) -> Result<(), Refusal> {
-    let spec = Spec::from_value(work.spec.clone());
-    let notes = spec.annotations();
-    let Some(text) = notes.get(MOUNTS).filter(|text| !text.is_empty()) else { return Ok(()) };
-    let rules = mount_rules::parse(text).map_err(|err| Refusal {
-        what: format!("annotation {MOUNTS}"),
-        why: err.to_string(),
-        remedy: "correct it".into(),
-    })?;
-    work.confinement.copy_on_write = asked_for(&rules, &spec.mounts())?;
+    if work.policy.mounts.values().any(|rule| rule.access == Some(Access::CopyOnWrite)) {
+        let mounts = Spec::from_value(work.spec.clone()).mounts();
+        work.confinement.copy_on_write = asked_for(&work.policy.mounts, &mounts)?;
+    }
     Ok(())
 }
 
@@ -58,6 +52,7 @@ fn asked_for(rules: &BTreeMap<PathBuf, MountRule>, mounts: &[Mount]) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::mount_rules;
     use serde_json::json;
 
     #[test]

@@ -98,10 +98,12 @@ mod tests {
     use crate::terms::Profile;
 
     fn hardened(rules: &str, landlock: Option<u32>) -> Result<crate::policy::Hardened, Refusal> {
-        let spec = Config::from_value(json!({"process": {}, "linux": {"maskedPaths": ["/proc/kcore"]}}));
+        let mut spec = crate::policy::tests::minimal();
+        spec["linux"]["maskedPaths"] = json!(["/proc/kcore"]);
+        let spec = Config::from_value(spec);
         let files = if rules.is_empty() { FileRules::default() } else { parse(rules).unwrap() };
-        let policy = Policy { profile: Profile::Strict, files };
-        harden(&spec, &policy, &Host { landlock })
+        let policy = Policy { profile: Profile::Strict, files, ..Policy::default() };
+        harden(&spec, &policy, &Host { landlock, ..Host::default() })
     }
 
     fn fence(rules: &str, landlock: Option<u32>) -> Option<Fence> {

@@ -122,11 +122,12 @@ pub struct Usage {
     pub user_ns: Option<u64>,
     /// CPU time in the kernel, nanoseconds.
     pub system_ns: Option<u64>,
-    /// Most memory in use at one time, bytes.
+    /// Most memory in use at one time, page cache included, bytes.
     pub peak_memory_bytes: Option<u64>,
     /// Most processes and threads at one time.
     pub max_pids: Option<u64>,
-    /// Bytes written to block devices.
+    /// Bytes of files on disk that it and the processes it waited for made dirty or wrote directly, and those that it left
+    /// running and that were killed. What is in memory only (tmpfs, pipes) does not count; what is deleted again does.
     pub written_bytes: Option<u64>,
 }
 

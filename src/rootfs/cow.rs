@@ -30,14 +30,7 @@ impl Cow {
     /// Opens what lies under all layers of the mount at `at`: `first`, the directory with the first process's changes, and
     /// `source`, the host's directory, which must still be the one of this device and inode.
     pub fn open(at: &Path, flags: u64, first: &Path, source: &Path, identity: (u64, u64)) -> Result<Cow, RootfsError> {
-        let opened = open_source(source)?;
-        let stat = doing(
-            || format!("look at the host's directory of the mount {}", at.display()),
-            rustix::fs::fstat(&opened).map_err(|e| SysError::new("fstat", source.display().to_string(), e)),
-        )?;
-        if (stat.st_dev, stat.st_ino) != identity {
-            return Err(RootfsError::SourceReplaced { at: at.to_owned(), host: source.to_owned() });
-        }
+        let opened = open_source(at, source, identity)?;
         let first = (first.to_owned(), open_dir(first)?);
         Ok(Cow { at: at.to_owned(), flags, first, source: (source.to_owned(), opened) })
     }
@@ -78,16 +71,21 @@ impl Cow {
     }
 }
 
-/// Opens a host's directory by a path that must have no symbolic link in it, so that it can't have been led elsewhere.
-pub fn open_source(source: &Path) -> Result<OwnedFd, RootfsError> {
+/// Opens a host's directory by a path that must have no symbolic link in it, so that it can't have been led elsewhere, and
+/// makes sure that it is the one of this device and inode.
+fn open_source(at: &Path, source: &Path, identity: (u64, u64)) -> Result<OwnedFd, RootfsError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::io::retry_on_intr(|| {
         rustix::fs::openat2(rustix::fs::CWD, source, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
     });
-    doing(
-        || "open the host's directory of a copy-on-write mount".to_owned(),
-        opened.map_err(|e| SysError::new("openat2", source.display().to_string(), e)),
-    )
+    let what = || format!("open the host's directory of the copy-on-write mount {}", at.display());
+    let fail = |call: &'static str| move |errno| SysError::new(call, source.display().to_string(), errno);
+    let opened = doing(what, opened.map_err(fail("openat2")))?;
+    let stat = doing(what, rustix::fs::fstat(&opened).map_err(fail("fstat")))?;
+    if (stat.st_dev, stat.st_ino) == identity {
+        return Ok(opened);
+    }
+    Err(RootfsError::SourceReplaced { at: at.to_owned(), host: source.to_owned() })
 }
 
 fn relative(path: &Path) -> &Path {
@@ -237,27 +235,41 @@ fn take_over(from: &OwnedFd, to: &OwnedFd) -> Result<(), SysError> {
         .map_err(fail("utimensat"))
 }
 
-/// The first process's overlay of a host's directory, detached, with `flags`. `upper` and both `works` are empty directories
-/// of one of the store's layers.
-///
-/// Later the directory `upper` is a lower one of execs' overlays, of which the kernel would warn each time, since it is in
-/// use as an upper one. It counts as in use for the overlay that took it first: that is one that goes at once.
-pub fn first(source: &Path, upper: &Path, works: [&Path; 2], flags: u64, at: &Path) -> Result<OwnedFd, RootfsError> {
-    let opened = open_source(source)?;
-    let upper_fd = open_dir(upper)?;
-    doing(
-        || format!("give the layer of {} its attributes", at.display()),
-        copy_attributes(opened.as_fd(), upper_fd.as_fd()),
-    )?;
-    let mount = |work: &Path| -> Result<OwnedFd, RootfsError> {
-        let lowers = Lowers { paths: vec![source.to_owned()], dirs: vec![reopen(opened.as_fd())?] };
-        bring(overlay(lowers, upper_fd.as_fd(), upper, open_dir(work)?.as_fd(), work)?)
-    };
-    let taker = mount(works[0])?;
-    let overlay = mount(works[1])?;
-    drop(taker);
-    set_flags(&overlay, flags, at)?;
-    Ok(overlay)
+/// What the first process is to have copy on write.
+#[derive(Debug, Clone, Copy)]
+pub struct First<'a> {
+    /// Where, inside the container.
+    pub at: &'a Path,
+    /// The host's directory.
+    pub source: &'a Path,
+    /// Its device and inode.
+    pub identity: (u64, u64),
+}
+
+impl First<'_> {
+    /// The first process's overlay, detached, with `flags`. `upper` and both `works` are empty directories of one of the
+    /// store's layers.
+    ///
+    /// Later the directory `upper` is a lower one of execs' overlays, of which the kernel would warn each time, since it is
+    /// in use as an upper one. It counts as in use for the overlay that took it first: that is one that goes at once.
+    pub fn overlay(&self, upper: &Path, works: [&Path; 2], flags: u64) -> Result<OwnedFd, RootfsError> {
+        let First { at, source, identity } = *self;
+        let opened = open_source(at, source, identity)?;
+        let upper_fd = open_dir(upper)?;
+        doing(
+            || format!("give the layer of {} its attributes", at.display()),
+            copy_attributes(opened.as_fd(), upper_fd.as_fd()),
+        )?;
+        let mount = |work: &Path| -> Result<OwnedFd, RootfsError> {
+            let lowers = Lowers { paths: vec![source.to_owned()], dirs: vec![reopen(opened.as_fd())?] };
+            bring(overlay(lowers, upper_fd.as_fd(), upper, open_dir(work)?.as_fd(), work)?)
+        };
+        let taker = mount(works[0])?;
+        let overlay = mount(works[1])?;
+        drop(taker);
+        set_flags(&overlay, flags, at)?;
+        Ok(overlay)
+    }
 }
 
 /// The overlay, for a process that is not about to leave its mount namespace: where it must be mounted in one of its own, a
@@ -322,8 +334,12 @@ mod tests {
         for name in ["one", "two", "three"] {
             write(&top, name, "host");
         }
-        let overlay =
-            first(&host, &make("fu"), [&make("fw0"), &make("fw1")], mountattr::NODEV, Path::new("/a/work")).unwrap();
+        let identity = |path: &Path| {
+            let meta = path.metadata().unwrap();
+            (meta.dev(), meta.ino())
+        };
+        let first = First { at: Path::new("/a/work"), source: &host, identity: identity(&host) };
+        let overlay = first.overlay(&make("fu"), [&make("fw0"), &make("fw1")], mountattr::NODEV).unwrap();
         assert_eq!(read(&overlay, "one").as_deref(), Some("host"));
         write(&overlay, "two", "first");
         let layer = make("layer/a/work");
@@ -331,10 +347,6 @@ mod tests {
         chmod(&dir.path().join("layer/a"), 0o2751);
         write(std::fs::File::open(layer).unwrap(), "three", "layer");
 
-        let identity = |path: &Path| {
-            let meta = path.metadata().unwrap();
-            (meta.dev(), meta.ino())
-        };
         let open = |at: &str, source: &Path| {
             Cow::open(Path::new(at), mountattr::NODEV, &make(&format!("first{}", at.len())), source, identity(source))
         };

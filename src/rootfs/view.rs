@@ -44,6 +44,19 @@ pub fn submounts(pid: i32, cows: &[PathBuf]) -> Result<Vec<Submount>, RootfsErro
     }
 }
 
+/// Whether something is mounted over the root of the process `pid`. It would not see that, but who joins its mount
+/// namespace would see nothing else.
+pub fn root_is_covered(pid: i32) -> Result<bool, RootfsError> {
+    let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
+    let text = proc::read(&path).map_err(|source| RootfsError::MountInfo { path, source })?;
+    Ok(roots(&text) > 1)
+}
+
+/// How many mounts have the root as their mount point: the fifth field.
+fn roots(text: &[u8]) -> usize {
+    text.split(|b| *b == b'\n').filter(|line| line.split(|b| *b == b' ').nth(4) == Some(b"/")).count()
+}
+
 /// Parses mountinfo (proc(5)): fields are mount id, parent id, major:minor, root, mount point, …
 fn plan<'t>(text: &'t [u8], cows: &[PathBuf]) -> Result<Vec<Submount>, &'t [u8]> {
     let mut root = None;
@@ -208,6 +221,7 @@ mod tests {
             616 610 0:60 / / rw - tmpfs tmpfs rw\n";
         let got = plan(text, &[]).unwrap();
         assert_eq!(got, ["/proc", "/dev", "/a b\\c"].map(|at| Submount::Clone(at.into())));
+        assert_eq!(roots(text), 2);
         assert_eq!(plan(b"junk\n", &[]).unwrap_err(), b"junk");
         assert!(plan(b"", &[]).unwrap().is_empty());
     }

@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
 
 use super::error::{On, RuntimeError};
+use super::facts::Judged;
 use super::fixup;
 use crate::error::chain;
 use crate::rootfs;
@@ -36,7 +37,7 @@ pub struct CowSource {
 pub struct CowLayer {
     /// What it writes.
     pub upper: PathBuf,
-    /// Overlayfs's own: two, see [`rootfs::cow::first`].
+    /// Overlayfs's own: two, see [`rootfs::cow::First::overlay`].
     pub works: [PathBuf; 2],
     /// A descriptor that the first process is not to keep.
     pub lock: RawFd,
@@ -46,12 +47,13 @@ pub struct CowLayer {
 pub type MakeLayer<'a> = dyn Fn() -> Result<CowLayer, Box<dyn Error + Send + Sync>> + 'a;
 
 /// Looks at the sources of the mounts at `cows`, the destinations as the engine has them, cleaned. `normalised` has the
-/// engine's mounts first, in the same order.
+/// engine's mounts first, in the same order. Where the policy has judged a source, it must be that very one.
 pub(super) fn sources(
     engine: &Config,
     normalised: &Config,
     bundle: &Path,
     cows: &[PathBuf],
+    judged: &[Judged],
 ) -> Result<Vec<CowSource>, RuntimeError> {
     let mut found = Vec::new();
     let placed: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
@@ -61,7 +63,12 @@ pub(super) fn sources(
             let why = format!("it is hidden by the mount {} that comes later: put it behind that one", over.display());
             return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
         }
-        found.push(look(mount, at.clone(), bundle)?);
+        let source = look(mount, at.clone(), bundle)?;
+        if judged.iter().any(|judged| judged.mount == n && judged.identity != source.identity) {
+            let why = format!("{} was exchanged meanwhile: try again", source.source.display());
+            return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
+        }
+        found.push(source);
     }
     // What is above comes first.
     found.sort_by(|a, b| a.at.cmp(&b.at));
@@ -117,6 +124,7 @@ fn flags(mount: &Mount) -> u64 {
 pub struct Place {
     at: PathBuf,
     source: PathBuf,
+    identity: (u64, u64),
     flags: u64,
     upper: PathBuf,
     works: [PathBuf; 2],
@@ -138,7 +146,7 @@ pub(super) fn plan(
     let mounts: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
     let cwd = clean_absolute(Path::new(normalised.cwd()));
     let (mut places, mut locks) = (Vec::new(), Vec::new());
-    for CowSource { at, source, flags, .. } in cows {
+    for CowSource { at, source, identity, flags } in cows {
         let CowLayer { upper, works, lock } =
             make_layer().map_err(|source| RuntimeError::CowLayer { at: at.clone(), source })?;
         locks.push(lock);
@@ -155,6 +163,7 @@ pub(super) fn plan(
             cwd: inside.map(Path::to_owned),
             at: at.clone(),
             source: source.clone(),
+            identity: *identity,
             flags: *flags,
             upper,
             works,
@@ -170,7 +179,8 @@ pub(super) fn plan(
 pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), String> {
     let overlay = |place: &Place| -> Result<OwnedFd, String> {
         let works = [place.works[0].as_path(), place.works[1].as_path()];
-        rootfs::cow::first(&place.source, &place.upper, works, place.flags, &place.at).map_err(|err| {
+        let first = rootfs::cow::First { at: &place.at, source: &place.source, identity: place.identity };
+        first.overlay(&place.upper, works, place.flags).map_err(|err| {
             format!("copy-on-write mount {} of {}: {}", place.at.display(), place.source.display(), chain(&err))
         })
     };
@@ -212,7 +222,7 @@ mod tests {
             let mount = json!({"destination": "/w/", "type": "bind", "source": source, "options": [option, "nodev"]});
             let engine = Config::from_value(json!({"mounts": [{"destination": "/p"}, mount]}));
             let placed = Config::from_value(json!({"mounts": [{"destination": "/p"}, {"destination": at}]}));
-            super::sources(&engine, &placed, &host, &["/w".into()]).map_err(|err| err.to_string())
+            super::sources(&engine, &placed, &host, &["/w".into()], &[]).map_err(|err| err.to_string())
         };
         let found = sources("link", "rbind", "/real/w").unwrap();
         let meta = host.join("d").metadata().unwrap();

@@ -19,8 +19,10 @@ use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::cow::{self, CowSource, MakeLayer};
 use super::devices;
 use super::error::{On, RuntimeError};
+use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::launch::{self, Identity};
+use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
@@ -29,12 +31,14 @@ use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
 use crate::id::ContainerId;
-use crate::policy::seccomp::Program;
-use crate::policy::{self, Confinement, Decision, Hardened, Host, Policy};
+use crate::policy::seccomp::{Program, Strictness};
+use crate::policy::{self, Confinement, Decision, Hardened, Policy};
+use crate::rootfs::view;
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
-use crate::sys::{attributes, landlock, proc, socket};
+use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
+use crate::terms::Profile;
 
 /// Longest text of a failed hook that is told, in bytes.
 const HOOK_TEXT_MAX: u64 = 4096;
@@ -86,8 +90,9 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     spec::restore(&bundle)?;
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
-    let Hardened { spec: engine, decisions, confinement } =
-        policy::harden(&engine, policy, &Host { landlock: landlock::version() })?;
+    let root = absolute(&request.root)?;
+    let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy)?;
+    let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &facts.host)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
         (false, true) => return Err(RuntimeError::ConsoleSocketUnused),
@@ -95,7 +100,6 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     }
     let paths = Outputs::resolve(request)?;
 
-    let root = absolute(&request.root)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).on("make directory", &root)?;
     let dir = Record::dir_of(&root, id);
     match fs::DirBuilder::new().mode(0o711).create(&dir) {
@@ -103,7 +107,9 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
         Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
         Err(err) => return Err(err).on("make directory", &dir),
     }
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, lock };
+    let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
+    let judged = facts.judged;
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -121,6 +127,10 @@ struct Bundle {
     engine: Config,
     decisions: Vec<Decision>,
     confinement: Confinement,
+    /// What of the list of system calls is changed; none: the profile has no list.
+    strictness: Option<Strictness>,
+    /// The sources of its bind mounts, as the policy has judged them.
+    judged: Vec<Judged>,
     lock: OwnedFd,
 }
 
@@ -208,7 +218,7 @@ fn build(
         copy_on_write: &bundle.confinement.copy_on_write,
     };
     let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
-    let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write)?;
+    let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write, &bundle.judged)?;
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
@@ -269,8 +279,11 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
-    let (filter, program) = seccomp::prepare(engine, &dir)?;
+    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
+    let mut confinement = bundle.confinement.clone();
+    // By now where they are in the root filesystem.
+    confinement.copy_on_write = cows.iter().map(|cow| cow.at.clone()).collect();
     let mut record = Record {
         version: VERSION,
         id: id.clone(),
@@ -284,6 +297,7 @@ fn build_in(
         creator: Some(ProcessId { pid, start_time }),
         cgroups: dirs.clone(),
         cgroup_path,
+        manages_cgroups: leaf::is_manager(engine),
         systemd_cgroup: request.systemd_cgroup,
         readonly_root: config.readonly_root(),
         annotations: config.annotations(),
@@ -295,10 +309,7 @@ fn build_in(
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
         id_maps: IdMaps::of(engine),
-        confinement: Confinement {
-            copy_on_write: cows.iter().map(|cow| cow.at.clone()).collect(),
-            ..bundle.confinement.clone()
-        },
+        confinement,
         decisions: bundle.decisions.clone(),
         cows: cows.clone(),
         dir,
@@ -368,7 +379,10 @@ fn launch(
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let Ready { config, root, all, program, cows, make_layer } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
+    if bundle.confinement.profile == Profile::Strict {
+        fixups.confine(&bundle.engine, config, &bundle.judged, &record.confinement)?;
+    }
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
         attributes::join_session_keyring(&name).during("join a new session keyring")?;
@@ -414,9 +428,26 @@ fn launch(
         let rules = &config.value()["linux"]["resources"]["devices"];
         cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
     }
+    let memory = &config.value()["linux"]["resources"]["memory"];
+    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
+    }
+    own_loopback(pid, config)?;
+    // Before anything is repaired: repairs would be made on what the first process does not see.
+    if view::root_is_covered(pid)? {
+        return Err(RuntimeError::CoveredRoot);
+    }
     fixups.apply(pid)?;
     fixup::own_stdio(pid, config);
     Ok((pid, cgroups))
+}
+
+/// Brings the loopback interface up where the network namespace is the container's own, as other runtimes do.
+fn own_loopback(pid: i32, config: &Config) -> Result<(), RuntimeError> {
+    let own = config.namespaces().iter().any(|(kind, path)| kind == "network" && path.is_none());
+    if own { loopback::bring_up_of(pid).during("bring up the container's loopback interface") } else { Ok(()) }
 }
 
 /// What a failed hook of this create said, at most [`HOOK_TEXT_MAX`] bytes of it.

@@ -115,6 +115,15 @@ pub enum RuntimeError {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A mount, a masked or a read-only path leads to the root of the container.
+    #[error(
+        "something is mounted over the container's root: a mount's destination, a masked or a read-only path leads to /, \
+         perhaps by a symbolic link in the image; take it out"
+    )]
+    CoveredRoot,
+    /// What the mounts of a container are was not to be found out.
+    #[error(transparent)]
+    Mounts(#[from] crate::rootfs::RootfsError),
     /// A hook failed.
     #[error("{phase} hook {path}: {why}")]
     Hook {
@@ -159,8 +168,12 @@ impl Classify for RuntimeError {
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
             E::Policy(err) => err.kind(),
-            E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } => Kind::InvalidInput,
-            E::CopyOnWrite { .. } => Kind::InvalidInput,
+            E::ConsoleSocketUnused
+            | E::ConsoleSocketMissing
+            | E::Invalid { .. }
+            | E::CoveredRoot
+            | E::CopyOnWrite { .. } => Kind::InvalidInput,
+            E::Mounts(err) => err.kind(),
             E::CowLayer { .. } => Kind::System,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),

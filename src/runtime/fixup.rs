@@ -10,6 +10,8 @@ use rustix::mount::OpenTreeFlags;
 use super::copyup;
 use super::cow::CowSource;
 use super::error::{On, RuntimeError};
+use super::facts::Judged;
+use crate::policy::Confinement;
 use crate::rootfs::view;
 use crate::spec::{Config, Mount, inroot};
 use crate::sys::mountattr::{self, MountAttr};
@@ -23,6 +25,8 @@ enum Fixup {
     /// A clone of the engine's source, put in its place: the engine's `/dev`, for the one that libcontainer worked in, or
     /// a source that it could not get to. What was mounted below is mounted below the new one again.
     Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
+    /// What is mounted there must be what was judged.
+    Same { at: PathBuf, identity: (u64, u64) },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -88,6 +92,43 @@ impl Fixups {
         Ok(Fixups(list))
     }
 
+    /// What the profile `strict` needs besides: the sources of bind mounts are the ones that were judged, and nothing of the
+    /// image is a device or setuid.
+    pub fn confine(
+        &mut self,
+        engine: &Config,
+        normalised: &Config,
+        judged: &[Judged],
+        confinement: &Confinement,
+    ) -> Result<(), RuntimeError> {
+        let places: Vec<PathBuf> = normalised.mounts().into_iter().map(|m| m.destination).collect();
+        let masked = engine.value()["linux"]["maskedPaths"].as_array();
+        let masked: Vec<&Path> = masked.into_iter().flatten().filter_map(|p| p.as_str().map(Path::new)).collect();
+        let mut first = Vec::new();
+        for Judged { mount, identity, .. } in judged {
+            // Who makes overlays of some looks at their sources himself.
+            let Some(at) = places.get(*mount).filter(|at| !confinement.copy_on_write.contains(at)) else { continue };
+            let put = self.0.iter().find_map(|fixup| match fixup {
+                Fixup::Put { at: place, tree, .. } if place == at => Some(tree),
+                _ => None,
+            });
+            if let Some(tree) = put {
+                let stat = rustix::fs::fstat(tree).on("look at mount", at)?;
+                same(at, *identity, &stat).map_err(RuntimeError::Fixup)?;
+                continue;
+            }
+            // What is covered by a later mount nobody sees.
+            let covered = places[mount + 1..].iter().any(|later| at.starts_with(later));
+            if !covered && !masked.iter().any(|path| at.starts_with(path)) {
+                first.push(Fixup::Same { at: at.clone(), identity: *identity });
+            }
+        }
+        let attr = MountAttr { set: confinement.root_flags, propagation: 0 };
+        self.0.splice(0..0, first);
+        self.0.push(Fixup::Attr { at: "/".into(), attr, recursive: false, why: "flags" });
+        Ok(())
+    }
+
     /// Makes them in the mount namespace of process `pid`.
     pub fn apply(&self, pid: i32) -> Result<(), RuntimeError> {
         if self.0.is_empty() {
@@ -109,11 +150,23 @@ impl Fixup {
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
             Fixup::Put { at, tree, again } => put(root, at, tree, again, false),
+            Fixup::Same { at, identity } => open(root, at, OFlags::PATH)
+                .and_then(|mount| Ok(rustix::fs::fstat(mount)?))
+                .map_err(|err| format!("look at mount {}: {err}", at.display()))
+                .and_then(|stat| same(at, *identity, &stat)),
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
         }
     }
+}
+
+fn same(at: &Path, identity: (u64, u64), stat: &rustix::fs::Stat) -> Result<(), String> {
+    if (stat.st_dev, stat.st_ino) == identity {
+        return Ok(());
+    }
+    let at = at.display();
+    Err(format!("mount on {at}: its source was replaced while the container was being made; try again"))
 }
 
 fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
@@ -134,8 +187,9 @@ fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
     if set != 0 {
         mountattr::set(&tree, MountAttr { set, propagation: 0 }, false).on("set flags of", source)?;
     }
-    if mount.has("rro") {
-        mountattr::set(&tree, MountAttr { set: mountattr::RDONLY, propagation: 0 }, true).on("set flags of", source)?;
+    let set = recursive_flags(mount);
+    if set != 0 {
+        mountattr::set(&tree, MountAttr { set, propagation: 0 }, true).on("set flags of", source)?;
     }
     Ok(tree)
 }
@@ -197,6 +251,19 @@ fn flags(mount: &Mount) -> u64 {
     })
 }
 
+/// Flags that hold for what is mounted below too.
+fn recursive_flags(mount: &Mount) -> u64 {
+    mount.options.iter().fold(0, |set, option| {
+        set | match option.as_str() {
+            "rro" => mountattr::RDONLY,
+            "rnosuid" => mountattr::NOSUID,
+            "rnodev" => mountattr::NODEV,
+            "rnoexec" => mountattr::NOEXEC,
+            _ => 0,
+        }
+    })
+}
+
 /// The last propagation option of a mount, and whether it is recursive.
 fn propagation(mount: &Mount) -> Option<(u64, bool)> {
     mount.options.iter().rev().find_map(|option| {
@@ -251,6 +318,7 @@ mod tests {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
                 Fixup::Put { at, again, .. } => format!("{} {again:?}", at.display()),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
+                Fixup::Same { at, .. } => format!("{} same", at.display()),
             })
             .collect()
     }

@@ -152,6 +152,15 @@ pub struct Killed {
 /// one hierarchy, and one that a v1 freezer holds does not die), they are frozen so that none can fork away, killed one by
 /// one, and thawed.
 pub fn kill(groups: &[impl AsRef<Path>], patience: Duration) -> Result<Killed, CgroupError> {
+    kill_noting(groups, patience, |_| {})
+}
+
+/// The same; each process is noted once, before it is killed.
+pub fn kill_noting(
+    groups: &[impl AsRef<Path>],
+    patience: Duration,
+    mut note: impl FnMut(i32),
+) -> Result<Killed, CgroupError> {
     let mut seen = BTreeSet::new();
     let begun = Instant::now();
     let mut pause = Duration::from_micros(100);
@@ -163,7 +172,11 @@ pub fn kill(groups: &[impl AsRef<Path>], patience: Duration) -> Result<Killed, C
         if again && begun.elapsed() > patience {
             return Ok(told(Some(first)));
         }
-        seen.extend(found);
+        found.into_iter().for_each(|pid| {
+            if seen.insert(pid) {
+                note(pid);
+            }
+        });
         // Each hierarchy knows only those that are in its own group.
         let at_once = groups.iter().filter(|d| write(&d.as_ref().join("cgroup.kill"), "1").is_ok()).count() > 0;
         if !at_once || again {

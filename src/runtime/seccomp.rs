@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{On, RuntimeError};
 use super::state::Record;
 use crate::durable;
-use crate::policy::seccomp::{Program, SeccompError, compile};
+use crate::policy::seccomp::{Program, SeccompError, Strictness, compile, strict};
 use crate::spec::{Config, SpecError};
 
 /// What an exec has to load.
@@ -35,19 +35,24 @@ fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Compiles the configuration's profile into the state directory. The program is for the first process; none where there
-/// is no profile, or one with a listener.
-pub fn prepare(config: &Config, dir: &Path) -> Result<(Filter, Option<Program>), RuntimeError> {
+/// Compiles the configuration's profile into the state directory, joined with the list of profile `strict` where there is
+/// a `strictness`. The program is for the first process; none where there is neither, or a profile with a listener.
+pub fn prepare(
+    config: &Config,
+    strictness: Option<&Strictness>,
+    dir: &Path,
+) -> Result<(Filter, Option<Program>), RuntimeError> {
     let profile = &config.value()["linux"]["seccomp"];
-    if profile.is_null() {
-        return Ok((Filter::None, None));
-    }
-    let profile: LinuxSeccomp = serde_json::from_value(profile.clone())
+    let profile: Option<LinuxSeccomp> = serde_json::from_value(profile.clone())
         .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
-    let program = match compile(&profile) {
-        Ok(program) => program,
-        Err(err @ SeccompError::Notify(_)) => return Ok((Filter::Refused(crate::error::chain(&err)), None)),
-        Err(err) => return Err(RuntimeError::Start(crate::error::chain(&err))),
+    let failed = |err: SeccompError| RuntimeError::Start(crate::error::chain(&err));
+    let program = match (strictness, profile) {
+        (None, None) => return Ok((Filter::None, None)),
+        (Some(strictness), profile) => strict(profile.as_ref(), strictness).map_err(failed)?,
+        (None, Some(profile)) => match compile(&profile) {
+            Err(err @ SeccompError::Notify(_)) => return Ok((Filter::Refused(crate::error::chain(&err)), None)),
+            compiled => compiled.map_err(failed)?,
+        },
     };
     let path = path(dir);
     durable::replace_unsynced(&path, &program.instructions, 0o600).on("write", &path)?;

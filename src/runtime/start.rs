@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::{On, RuntimeError};
 use super::hooks;
+use super::leaf;
 use super::state::{Record, Status};
 use crate::id::ContainerId;
 use crate::sys::socket;
@@ -31,6 +32,9 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
             Status::Created => {}
             Status::Stopped => return Err(RuntimeError::StartStopped),
             Status::Creating | Status::Running | Status::Paused => return Err(RuntimeError::AlreadyStarted),
+        }
+        if !record.manages_cgroups {
+            leaf::settle(&record.cgroups, record.pid);
         }
         let path = record.start_socket();
         socket::tell(&path, b"start container").on("tell the first process to start at", &path)?;

@@ -105,6 +105,9 @@ pub struct Record {
     pub cgroups: Vec<CgroupDir>,
     /// The cgroup as libcgroups takes it.
     pub cgroup_path: PathBuf,
+    /// The container can change its own cgroups. A record that does not say was made when nobody asked.
+    #[serde(default = "unknown")]
+    pub manages_cgroups: bool,
     /// The systemd driver was asked for.
     pub systemd_cgroup: bool,
     /// `root.readonly` of the configuration.
@@ -146,6 +149,10 @@ pub struct Record {
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
+}
+
+fn unknown() -> bool {
+    true
 }
 
 impl Record {
@@ -284,6 +291,7 @@ pub(crate) mod tests {
             creator: None,
             cgroups: Vec::new(),
             cgroup_path: "/agentsbx/c1".into(),
+            manages_cgroups: false,
             systemd_cgroup: false,
             readonly_root: false,
             annotations: BTreeMap::new(),

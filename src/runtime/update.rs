@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::cgroup::CgroupDir;
 use super::error::{On, RuntimeError};
+use super::leaf;
 use super::members;
 use super::state::{Record, Status};
 use super::systemd;
@@ -103,6 +104,9 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
         let existing = write.files.iter().find(|f| f.exists());
         let Some(file) = existing.or(write.files.first()) else { continue };
         members::write(file, &write.value).on("write", file)?;
+    }
+    if !v1 {
+        record.cgroups.iter().for_each(|dir| leaf::mirror_to_all(&dir.path));
     }
     if record.systemd_cgroup && systemd::is_for_us() {
         record.cgroups.iter().try_for_each(|dir| systemd::follow(&dir.path))?;

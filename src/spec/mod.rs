@@ -372,7 +372,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    fn of(value: &Value) -> Option<Mount> {
+    /// From its document; `None` without a destination.
+    pub fn of(value: &Value) -> Option<Mount> {
         let options = value["options"].as_array();
         Some(Mount {
             destination: PathBuf::from(value["destination"].as_str()?),

@@ -212,6 +212,16 @@ fn placeholder(mount: &mut Map<String, Value>) {
     mount.insert("options".to_owned(), json!(["mode=755", "size=4k"]));
 }
 
+/// Where the destination `clean` of a mount of type `kind` is in the root filesystem. `covered` are the places of the mounts
+/// before it.
+pub fn place(root: &OwnedFd, kind: &str, clean: &Path, covered: &[PathBuf]) -> Result<PathBuf, SpecError> {
+    // libcontainer refuses a symlink as the place of these two, which is right.
+    if matches!(kind, "proc" | "sysfs") || covered.iter().any(|c| clean.starts_with(c)) {
+        return Ok(clean.to_owned());
+    }
+    inroot::resolve(root, clean).map_err(|source| SpecError::Resolve { path: clean.to_owned(), source })
+}
+
 /// A destination that is, or passes, a symlink of the root filesystem is replaced by what it leads to inside it.
 /// What lies under an earlier mount is not the root filesystem's to resolve.
 fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
@@ -222,14 +232,7 @@ fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), S
         };
         let kind = mount.get("type").and_then(Value::as_str).unwrap_or_default();
         let clean = clean_absolute(Path::new(written));
-        // libcontainer refuses a symlink as the place of these two, which is right.
-        let fixed = matches!(kind, "proc" | "sysfs") || covered.iter().any(|c| clean.starts_with(c));
-        let target = if fixed {
-            clean.clone()
-        } else {
-            inroot::resolve(context.root, &clean)
-                .map_err(|source| SpecError::Resolve { path: clean.clone(), source })?
-        };
+        let target = place(context.root, kind, &clean, &covered)?;
         covered.push(target.clone());
         if target != clean {
             let text = target.to_str().ok_or_else(|| SpecError::Field {

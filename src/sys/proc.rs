@@ -81,6 +81,14 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|err| io::Error::new(io::ErrorKind::InvalidData, err))
 }
 
+/// The bytes that a process, and those of its children that it waited for, made the kernel write to files on disk: pages
+/// that became dirty by them, and direct writes. It is read of one that has ended and is not reaped, too. `None` where it
+/// can't be read, or the kernel does not count it (`CONFIG_TASK_IO_ACCOUNTING`).
+pub fn written_bytes(pid: i32) -> Option<u64> {
+    let text = read_text(Path::new(&format!("/proc/{pid}/io"))).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.trim().parse().ok())
+}
+
 /// This process, as others will find it.
 pub fn this() -> io::Result<(i32, u64)> {
     let pid = rustix::process::getpid().as_raw_nonzero().get();

@@ -18,6 +18,7 @@ use crate::store::{Finding, Store};
 use crate::sys::SysError;
 use crate::sys::probe::{self, Failure, Tried, Waiting};
 use crate::sys::process::join_cgroups;
+use crate::sys::quota;
 
 /// What was found out about the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct StoreTrial {
     pub overlay: Tried,
     /// Whether it can hold `trusted.*` attributes.
     pub trusted_xattr: Tried,
+    /// Whether its filesystem holds a layer to a limit by itself.
+    pub quota: Tried,
 }
 
 fn failure(err: &(dyn std::error::Error + 'static)) -> Failure {
@@ -54,6 +57,7 @@ pub fn store(root: &Path) -> StoreTrial {
         findings: Err(not_tried()),
         overlay: Err(not_tried()),
         trusted_xattr: Err(not_tried()),
+        quota: Err(not_tried()),
     };
     let scratch = if root.exists() { None } else { Scratch::beside(root) };
     trial.instead = scratch.as_ref().and_then(|s| s.0.parent()).map(Path::to_owned);
@@ -61,10 +65,19 @@ pub fn store(root: &Path) -> StoreTrial {
         Ok(store) => {
             trial.findings = store.check().map_err(|err| failure(&err));
             (trial.overlay, trial.trusted_xattr) = layer(&store);
+            trial.quota = quota(store.root());
         }
         Err(err) => trial.open = Err(failure(&err)),
     }
     trial
+}
+
+fn quota(root: &Path) -> Tried {
+    let dir = open_dir(root).map_err(rootfs_failure)?;
+    match quota::is_enforced(dir.as_fd())? {
+        true => Ok(()),
+        false => Err(Failure { text: "limits of projects are not enforced".into(), errno: None }),
+    }
 }
 
 /// A directory that is removed, with all in it, when this is dropped.

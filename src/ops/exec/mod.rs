@@ -108,6 +108,7 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     }
     let bundle = record.bundle.clone();
     let mut process = process::build(&request.process, || own_process(&bundle))?;
+    settings::drop_inherited(&mut process, || own_process(&bundle))?;
     record.inherited.complete(&mut process);
     record.confinement.harden(&mut process);
     let terminal = process.terminal().unwrap_or(false);

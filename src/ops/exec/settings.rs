@@ -93,6 +93,31 @@ impl Sources<'_> {
     }
 }
 
+/// Takes those of the runtime's variables out that the container's own process has with the same value: they came with the
+/// image or the container, not with this exec. An image must not decide whether its changes are watched, or for how long
+/// a command may run; `own` gives that process, and is asked only when there is such a variable.
+pub fn drop_inherited(
+    process: &mut Process,
+    own: impl FnOnce() -> Result<Option<Process>, OpsError>,
+) -> Result<(), OpsError> {
+    let Some(env) = process.env().as_ref().filter(|env| env.iter().any(|pair| pair.starts_with(PREFIX))) else {
+        return Ok(());
+    };
+    let own = own()?.and_then(|own| own.env().clone()).unwrap_or_default();
+    let mut inherited: Vec<String> = own.into_iter().filter(|pair| pair.starts_with(PREFIX)).collect();
+    // Each of them once: what the exec says comes after it, and may well be the same.
+    let keep = |pair: &&String| match inherited.iter().position(|own| own == *pair) {
+        Some(at) => {
+            inherited.swap_remove(at);
+            false
+        }
+        None => true,
+    };
+    let left: Vec<String> = env.iter().filter(keep).cloned().collect();
+    process.set_env(Some(left));
+    Ok(())
+}
+
 /// The runtime's variables without their prefix; the last value of a name counts.
 fn take_variables(process: &mut Process) -> BTreeMap<String, String> {
     let Some(env) = process.env().clone() else { return BTreeMap::new() };
@@ -139,6 +164,28 @@ mod tests {
             resolve(false, &["A=1", "AGENTSBX_TIMEOUT=2", "B=AGENTSBX_X", "AGENTSBX_ORPHANS=wait"], &[], None).unwrap();
         assert_eq!(env, ["A=1", "B=AGENTSBX_X"]);
         assert_eq!((settings.timeout, settings.orphans), (Some(Duration::from_secs(2)), Orphans::Wait));
+    }
+
+    #[test]
+    fn what_came_with_the_container_is_no_order() {
+        let with = |env: &[&str]| {
+            let mut process = Process::default();
+            process.set_env(Some(env.iter().map(|s| (*s).to_owned()).collect()));
+            process
+        };
+        let left = |exec: &[&str], own: &[&str]| {
+            let mut process = with(exec);
+            drop_inherited(&mut process, || Ok(Some(with(own)))).unwrap();
+            process.env().clone().unwrap()
+        };
+        let (shared, hold) = ("AGENTSBX_LAYER=shared", "AGENTSBX_LAYER=hold");
+        assert!(left(&[shared], &[shared]).is_empty());
+        assert_eq!(left(&["A=1", hold], &["A=1", shared]), ["A=1", hold]);
+        assert_eq!(left(&[shared, hold], &[shared]), [hold]);
+        // As with --env: the container's, then the exec's.
+        assert_eq!(left(&[shared, shared], &[shared]), [shared]);
+        let untouched = drop_inherited(&mut with(&["A=1"]), || unreachable!("nothing to look for"));
+        assert!(untouched.is_ok());
     }
 
     #[test]

@@ -15,8 +15,11 @@ use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, row
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::view::{self, Submount};
 use crate::rootfs::{cow, layered_root, open_dir};
+use crate::runtime::exec::budget::{Budget, Limit};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
+use crate::runtime::exec::quota::Quota;
+use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
@@ -67,8 +70,11 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     let id = ExecId::new();
     let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
     let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
-    let launched = launch(&exec, &prepared, described, pidfd, cgroup);
-    let (running, terminal) = match launched {
+    let launched = exec.limit_disk(record.confinement.layer_bytes).and_then(|disk| {
+        let (running, terminal) = launch(&exec, &prepared, described, pidfd, cgroup)?;
+        Ok((running, terminal, disk))
+    });
+    let (running, terminal, (quota, budget)) = match launched {
         Ok(launched) => launched,
         Err(err) => {
             let err = or_stopped(record, err);
@@ -86,13 +92,17 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     }
     let watched = terminal.is_some();
     release_streams(prepared.request.detach, watched);
-    let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans };
+    // A container that can write to its cgroups can move a process out of the exec's.
+    let strays = exec.layer.filter(|_| record.manages_cgroups).map(|layer| Strays::new(&record.cgroups, &layer));
+    let limits = Limits { timeout: prepared.settings.timeout, orphans: prepared.settings.orphans, budget, strays };
     let command = running.pid;
-    let ended = supervise(running, &limits, terminal, || {
+    let ended = supervise(running, limits, terminal, || {
         // A log that stays is only longer to read.
         let _ = store.maintain();
         crate::sys::image::release();
     })?;
+    // The layer changes no more.
+    drop(quota);
     let code = ended.code;
     let warning = exec.end(&prepared, &ended).err();
     if !prepared.request.detach {
@@ -194,6 +204,7 @@ fn launch(
         pidfd: pidfd.into(),
         namespaces: differing & !libc::CLONE_NEWPID,
         root,
+        root_flags: record.confinement.root_flags,
         submounts: exec.mounts.clone(),
         layered,
         read_only_root: record.readonly_root,
@@ -285,6 +296,21 @@ struct Told<'a> {
 }
 
 impl Exec<'_> {
+    /// Bounds what the layer takes on disk: by a quota of its filesystem, and by looking at it where that has none or does
+    /// not hold (whoever owns a file may take it out of its project).
+    fn limit_disk(&self, bytes: Option<u64>) -> Result<(Option<Quota>, Option<Budget>), OpsError> {
+        let (Some(layer), Some(bytes)) = (&self.layer, bytes) else { return Ok((None, None)) };
+        let (dir, limit) = (self.store.layer_dir(layer), Limit::of_bytes(bytes));
+        let quota = Quota::set(&dir, limit);
+        let looked = match &quota {
+            // The quota is what a command meets first.
+            Some(_) => Limit { bytes: limit.bytes + limit.bytes / 16, files: limit.files + limit.files / 16 },
+            None => limit,
+        };
+        let budget = sys("look at the layer's filesystem", Budget::new(&dir, looked))?;
+        Ok((quota, Some(budget)))
+    }
+
     fn lowers(&self) -> Result<stack::Lowers, OpsError> {
         // One look-up that others need not make.
         let cows = if self.cow { stack::cows(self.store, self.container.key)? } else { Vec::new() };
@@ -311,16 +337,17 @@ impl Exec<'_> {
     fn end(self, prepared: &Prepared, ended: &Ended) -> Result<(), OpsError> {
         // The command itself may have filled the store.
         self.store.make_room();
+        let over = ended.over.map(|over| format!("{over}; its changes are discarded"));
         let mut told = Told {
             prepared,
-            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: None },
+            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: over.clone() },
             usage: Usage {
                 wall_ns: Some(ended.wall.as_nanos() as u64),
                 user_ns: ended.usage.user_ns,
                 system_ns: ended.usage.system_ns,
                 peak_memory_bytes: ended.usage.peak_memory,
                 max_pids: ended.usage.max_pids,
-                written_bytes: None,
+                written_bytes: ended.usage.written,
             },
             survivors: Some(u64::from(ended.survivors)),
             diff: Diff::default(),
@@ -329,8 +356,13 @@ impl Exec<'_> {
         };
         let disposed = self.seal().and_then(|diff| {
             told.diff = diff;
-            self.dispose(&mut told, ended.all_gone)
+            self.dispose(&mut told, ended)
         });
+        // Whatever it has in it: nobody is to keep it.
+        let disposed = match disposed {
+            Err(_) if over.is_some() && ended.all_gone => self.finish(&told, Ending::Discard),
+            disposed => disposed,
+        };
         let (finished, failure) = match disposed {
             Ok(finished) => (finished, None),
             Err(err) => {
@@ -353,11 +385,14 @@ impl Exec<'_> {
         Ok(diff::seal(upper.as_fd(), &self.lowers()?.view(), &stack::options(&self.mounts))?)
     }
 
-    fn dispose(&self, told: &mut Told<'_>, all_gone: bool) -> Result<Finished, OpsError> {
+    fn dispose(&self, told: &mut Told<'_>, ended: &Ended) -> Result<Finished, OpsError> {
         let Some(layer) = &self.layer else { return self.finish(told, Ending::Shared) };
-        if !all_gone {
+        if !ended.all_gone {
             // Something still may write to it.
             return self.finish(told, Ending::Abort);
+        }
+        if ended.over.is_some() {
+            return self.finish(told, Ending::Discard);
         }
         if told.diff.summary.is_empty() {
             return self.finish(told, Ending::Empty);

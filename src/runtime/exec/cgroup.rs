@@ -2,11 +2,11 @@
 //! and what it used can be read.
 //!
 //! On v1 the exec gets a child in the hierarchies that count or kill (freezer, pids, memory, cpuacct) and joins the
-//! container's own group in the others. On v2 there is one hierarchy. There the exec's group has no controllers: the
-//! kernel gives a group's children none as long as the group itself has processes, as the container's has its first one.
-//! So memory and processes are counted for the whole container only, which tells that something was killed for want of
-//! memory, but not how much one exec used. Where both are mounted, v2 kills and counts CPU time (which takes no
-//! controller), and v1 counts the rest.
+//! container's own group in the others. On v2 there is one hierarchy, and the exec's group has controllers, since the first
+//! process has moved to a group of its own ([`leaf`]). Where it has not (a container that manages its groups itself), memory
+//! and processes are counted for the whole container only, which tells that something was killed for want of memory, but not
+//! how much one exec used. Where both are mounted, v2 kills and counts CPU time (which takes no controller), and v1 counts
+//! the rest.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -17,6 +17,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::ExecError;
 use crate::runtime::cgroup::CgroupDir;
+use crate::runtime::leaf;
 use crate::runtime::members::{self, Killed, failed};
 use crate::sys::proc;
 
@@ -53,6 +54,8 @@ pub struct Usage {
     pub max_pids: Option<u64>,
     /// Processes that the kernel killed for want of memory.
     pub oom_kills: Option<u64>,
+    /// Bytes of files on disk that were made to be written. No group counts it: see [`proc::written_bytes`].
+    pub written: Option<u64>,
 }
 
 impl ExecCgroup {
@@ -90,12 +93,18 @@ impl ExecCgroup {
 
     /// Makes the groups. On failure those that were made are removed.
     pub fn create(&self) -> Result<(), ExecError> {
-        for CgroupDir { path, .. } in &self.own {
-            let made = std::fs::DirBuilder::new().mode(0o755).create(path).map_err(failed("make cgroup", path));
+        for dir in &self.own {
+            let made = std::fs::DirBuilder::new().mode(0o755).create(&dir.path);
+            let made = made.map_err(failed("make cgroup", &dir.path));
             if let Err(err) = made {
                 // The first error is the one to tell.
                 let _ = self.remove();
                 return Err(err.into());
+            }
+            if dir.is_v2()
+                && let Some(above) = dir.path.parent()
+            {
+                leaf::mirror(above, &dir.path);
             }
         }
         Ok(())
@@ -133,7 +142,17 @@ impl ExecCgroup {
 
     /// Kills every process of the exec and waits until they are gone.
     pub fn kill_all(&self) -> Result<Killed, ExecError> {
-        Ok(members::kill(&self.own, KILL_PATIENCE)?)
+        self.kill_noting(|_| {})
+    }
+
+    /// The same; each process is noted once, before it is killed.
+    pub fn kill_noting(&self, note: impl FnMut(i32)) -> Result<Killed, ExecError> {
+        Ok(members::kill_noting(&self.own, KILL_PATIENCE, note)?)
+    }
+
+    /// The processes of the exec; none where they can't be told.
+    pub fn processes(&self) -> Vec<i32> {
+        members::pids(&self.own).unwrap_or_default()
     }
 
     /// Reads the counters.

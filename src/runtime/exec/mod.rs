@@ -1,7 +1,10 @@
 //! The parent side of exec: from a plan to a running command, watched until it and all that it left have ended.
 
+pub mod budget;
 pub mod cgroup;
 pub mod process;
+pub mod quota;
+pub mod strays;
 pub mod supervise;
 
 use std::os::fd::{AsFd, OwnedFd};

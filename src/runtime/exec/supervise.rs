@@ -5,11 +5,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::cgroup::Usage;
+use super::budget::{Budget, Over};
+use super::cgroup::{KILL_PATIENCE, Usage};
+use super::strays::Strays;
 use super::{ExecError, Running, sys};
 use crate::runtime::members::Killed;
 use crate::runtime::relay::Relay;
 use crate::sys::SysError;
+use crate::sys::proc::written_bytes;
 use crate::sys::process::{Exit, peek};
 use crate::terms::{EndKind, Orphans};
 
@@ -26,6 +29,10 @@ pub struct Limits {
     pub timeout: Option<Duration>,
     /// What becomes of what it leaves running.
     pub orphans: Orphans,
+    /// What its layer may take on disk.
+    pub budget: Option<Budget>,
+    /// Where its processes can have gone besides.
+    pub strays: Option<Strays>,
 }
 
 /// A command that has ended, and all that it started with it.
@@ -41,6 +48,8 @@ pub struct Ended {
     pub survivors: u32,
     /// Whether every process of the exec is gone. If not, its layer may still change.
     pub all_gone: bool,
+    /// The limit of its layer that it exceeded: it was ended for that, and its layer is not to be kept.
+    pub over: Option<Over>,
     /// What it used.
     pub usage: Usage,
     /// Wall clock time from start to the end of the command.
@@ -49,6 +58,8 @@ pub struct Ended {
 
 /// The code that timeout(1) made known.
 const TIMEOUT_CODE: u8 = 124;
+/// The code of one that was killed, also where it had ended by itself when its layer was found to be too large.
+const OVER_CODE: u8 = 128 + libc::SIGKILL as u8;
 
 /// Waits for the command's end, but does not reap it.
 ///
@@ -60,19 +71,21 @@ const TIMEOUT_CODE: u8 = 124;
 /// runs for longer than most.
 pub fn supervise(
     running: Running,
-    limits: &Limits,
+    limits: Limits,
     terminal: Option<OwnedFd>,
     idle: impl FnOnce(),
 ) -> Result<Ended, ExecError> {
     let begun = running.started;
     let mut relay = terminal.map(|master| sys("pass on the terminal", Relay::start(master))).transpose()?;
-    let mut watch = Watch { running: &running, deadline: limits.timeout.map(|t| begun + t), terminated: None };
+    let deadline = limits.timeout.map(|t| begun + t);
+    let Limits { budget, strays, .. } = limits;
+    let mut watch = Watch { running: &running, deadline, terminated: None, budget, over: None, strays, written: 0 };
     let exit = watch.until_end(relay.as_mut(), idle)?;
     let wall = begun.elapsed();
     let timed_out = watch.terminated.is_some();
 
     let emptied = match limits.orphans {
-        Orphans::Kill => running.cgroup.kill_all(),
+        Orphans::Kill => watch.kill(),
         Orphans::Wait => watch.until_empty(relay.as_mut()),
     };
     let (survivors, all_gone) = match emptied {
@@ -86,14 +99,23 @@ pub fn supervise(
     if let Some(relay) = relay {
         relay.finish();
     }
+    if all_gone && watch.over.is_none() {
+        watch.over = watch.budget.as_mut().and_then(Budget::last_look);
+    }
     let mut usage = running.cgroup.usage();
+    // Of the command while it is not reaped; its children's once it has waited for them.
+    usage.written = written_bytes(running.pid).map(|own| own + watch.written);
     usage.user_ns = usage.user_ns.or(Some(exit.user_ns));
     usage.system_ns = usage.system_ns.or(Some(exit.system_ns));
     if all_gone {
         running.cgroup.remove()?;
     }
-    let (kind, code) = classify(&exit, timed_out, usage.oom_kills.unwrap_or(0) > 0);
-    Ok(Ended { kind, code, signal: exit.signal, survivors, all_gone, usage, wall })
+    let over = watch.over;
+    let (kind, code) = match over {
+        Some(_) => (EndKind::Error, OVER_CODE),
+        None => classify(&exit, timed_out, usage.oom_kills.unwrap_or(0) > 0),
+    };
+    Ok(Ended { kind, code, signal: exit.signal, survivors, all_gone, over, usage, wall })
 }
 
 /// Tells the ends apart. A command that the kernel killed for memory dies of SIGKILL, or reports 137 for a child that did.
@@ -112,6 +134,11 @@ struct Watch<'a> {
     deadline: Option<Instant>,
     /// When SIGTERM was sent because the time was up.
     terminated: Option<Instant>,
+    budget: Option<Budget>,
+    over: Option<Over>,
+    strays: Option<Strays>,
+    /// What processes had written that were killed, and so are in no other process's account.
+    written: u64,
 }
 
 impl Watch<'_> {
@@ -136,15 +163,30 @@ impl Watch<'_> {
     fn until_empty(&mut self, mut relay: Option<&mut Relay>) -> Result<Killed, ExecError> {
         let mut pause = Duration::from_millis(1);
         loop {
-            if self.terminated.is_some() {
-                return self.running.cgroup.kill_all();
+            if self.terminated.is_some() || self.over.is_some() {
+                return self.kill();
             }
             if self.running.cgroup.is_empty()? {
-                return Ok(Killed::default());
+                // Those that moved themselves out of the group have not waited to be waited for.
+                return self.kill();
             }
             self.step(relay.as_deref_mut(), false, Some(pause))?;
             pause = (pause * 2).min(Duration::from_millis(100));
         }
+    }
+
+    /// Kills every process of the exec.
+    fn kill(&mut self) -> Result<Killed, ExecError> {
+        let (command, written) = (self.running.pid, &mut self.written);
+        let mut note = |pid| {
+            if pid != command {
+                *written += written_bytes(pid).unwrap_or(0);
+            }
+        };
+        let killed = self.running.cgroup.kill_noting(&mut note)?;
+        let Some(strays) = &self.strays else { return Ok(killed) };
+        let more = strays.kill(KILL_PATIENCE, note)?;
+        Ok(Killed { seen: killed.seen + more.seen, left: killed.left.or(more.left) })
     }
 
     /// One wait for whatever comes first, and what it asks for.
@@ -154,7 +196,8 @@ impl Watch<'_> {
             Some(at) => Some(at + GRACE),
             None => self.deadline,
         };
-        let wait = [next.map(|t| t.saturating_duration_since(now)), at_most].into_iter().flatten().min();
+        let look = self.budget.as_ref().filter(|_| self.over.is_none()).map(|budget| budget.due_in(now));
+        let wait = [next.map(|t| t.saturating_duration_since(now)), at_most, look].into_iter().flatten().min();
         let timeout = wait.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() });
         let mut fds = vec![PollFd::new(&self.running.signals, PollFlags::IN)];
         if alive {
@@ -201,8 +244,16 @@ impl Watch<'_> {
                 let _ = self.running.cgroup.signal(libc::SIGTERM);
                 self.terminated = Some(now);
             }
-            Some(at) if now >= at + GRACE => drop(self.running.cgroup.kill_all()),
+            Some(at) if now >= at + GRACE => drop(self.kill()),
             _ => {}
+        }
+        let cgroup = &self.running.cgroup;
+        if self.over.is_none()
+            && let Some(over) = self.budget.as_mut().and_then(|budget| budget.look(now, || cgroup.processes()))
+        {
+            self.over = Some(over);
+            // At once: in the time that a timeout gives, the host's disk could be filled.
+            drop(self.kill());
         }
     }
 }

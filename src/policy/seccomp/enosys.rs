@@ -8,34 +8,13 @@
 use libseccomp::{ScmpArch, ScmpSyscall};
 use oci_spec::runtime::{LinuxSeccomp, LinuxSeccompAction};
 
-/// `SECCOMP_RET_ERRNO | ENOSYS`.
-const RET_ENOSYS: u32 = 0x0005_0000 | libc::ENOSYS as u32;
-/// Set in the number of a call by the x32 ABI, which has the architecture of x86-64.
-const X32_BIT: u32 = 1 << 30;
-/// Offsets in `struct seccomp_data`.
-const NR: u32 = 0;
-const ARCH: u32 = 4;
+use super::bpf::{
+    ARCH, AUDIT_X86_64, ERRNO, Instruction, JUMP, JUMP_EQUAL, JUMP_GREATER, JUMP_SET, LOAD, NR, RETURN, X32_BIT,
+    encode, instruction,
+};
 
-/// Classic BPF, as in `<linux/bpf_common.h>`.
-const LOAD: u16 = 0x20;
-const RETURN: u16 = 0x06;
-const JUMP: u16 = 0x05;
-const JUMP_EQUAL: u16 = 0x15;
-const JUMP_GREATER: u16 = 0x25;
-const JUMP_SET: u16 = 0x45;
-
-/// One `struct sock_filter`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Instruction {
-    code: u16,
-    yes: u8,
-    no: u8,
-    value: u32,
-}
-
-const fn instruction(code: u16, value: u32, yes: u8, no: u8) -> Instruction {
-    Instruction { code, yes, no, value }
-}
+/// The kernel's own answer.
+const RET_ENOSYS: u32 = ERRNO | libc::ENOSYS as u32;
 
 /// The newest call that the profile names, for one architecture as the kernel tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +40,7 @@ pub(super) fn prefix(profile: &LinuxSeccomp, architectures: &[ScmpArch]) -> Vec<
     {
         return Vec::new();
     }
-    assemble(&newest(profile, architectures)).iter().flat_map(bytes).collect()
+    encode(&assemble(&newest(profile, architectures)))
 }
 
 fn newest(profile: &LinuxSeccomp, architectures: &[ScmpArch]) -> Vec<Newest> {
@@ -123,13 +102,6 @@ fn assemble(newest: &[Newest]) -> Vec<Instruction> {
     program
 }
 
-fn bytes(step: &Instruction) -> [u8; 8] {
-    let (code, value) = (step.code.to_ne_bytes(), step.value.to_ne_bytes());
-    [code[0], code[1], step.yes, step.no, value[0], value[1], value[2], value[3]]
-}
-
-const AUDIT_X86_64: u32 = 0xc000_003e;
-
 /// `AUDIT_ARCH_*` of `<linux/audit.h>`: the ELF machine, `0x8000_0000` for 64 bits, `0x4000_0000` for little endian,
 /// `0x2000_0000` for MIPS n32.
 fn audit_arch(arch: ScmpArch) -> Option<u32> {
@@ -162,28 +134,15 @@ fn audit_arch(arch: ScmpArch) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::interpreter::{Call, End, run_part};
     use super::*;
 
     /// What the instructions say of a call: `ENOSYS`, or on to the filter (`None`).
     fn run(program: &[Instruction], arch: u32, nr: u32) -> Option<u32> {
-        let (mut at, mut loaded) = (0, 0);
-        while let Some(step) = program.get(at) {
-            let branch = |yes: bool| usize::from(if yes { step.yes } else { step.no });
-            at += 1 + match step.code {
-                LOAD => {
-                    loaded = if step.value == ARCH { arch } else { nr };
-                    0
-                }
-                RETURN => return Some(step.value),
-                JUMP => step.value as usize,
-                JUMP_EQUAL => branch(loaded == step.value),
-                JUMP_GREATER => branch(loaded > step.value),
-                JUMP_SET => branch(loaded & step.value != 0),
-                other => panic!("instruction {other:#x}"),
-            };
+        match run_part(program, &Call::new(arch, nr, [0; 6])) {
+            End::Returned(value) => Some(value),
+            End::Over => None,
         }
-        assert_eq!(at, program.len(), "the filter begins at its beginning");
-        None
     }
 
     #[test]

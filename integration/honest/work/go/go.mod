@@ -1,0 +1,3 @@
+module honest
+
+go 1.19

@@ -1,0 +1,16 @@
+//! Attacks: what hostile code in a container tries, under the default configuration, must be refused, or change nothing.
+//!
+//! The attacker is one static C program (`attack/`) that prints what the kernel answered. docs/threat-model.md says what
+//! is defended, and names a test for each claim. Every table is also played where nothing stands in its way, so that an
+//! attack that does not work at all is not taken for one that was refused.
+
+mod host;
+mod images;
+mod kernel;
+mod lab;
+mod layers;
+mod leaks;
+mod neighbours;
+mod privileges;
+mod races;
+mod runtime_binary;

@@ -1,0 +1,210 @@
+//! The configuration: `/etc/agentsbx/config.toml`, the environment and flags, made into one immutable value.
+//!
+//! `file` reads the file, `rules` has what it says of the profile `strict`, `keys` tells what each key is for.
+
+mod file;
+mod keys;
+mod rules;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::{Classify, Kind};
+use crate::terms::{LayerMode, Orphans, Profile, Timeout};
+
+pub use keys::{Entry, KEYS, Key, defaults};
+pub use rules::{Capabilities, Device, Devices, Files, Limits, Mounts, Paths, Rules, Seccomp, Sysctl};
+
+use file::File;
+
+/// Where the file is looked for if nothing else is said.
+pub const DEFAULT_FILE: &str = "/etc/agentsbx/config.toml";
+
+/// Where the store is if nothing else is said.
+pub const DEFAULT_STORE: &str = "/var/lib/agentsbx";
+
+/// How long an exec without a terminal may take if nothing else is said.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How many events the store's log keeps if nothing else is said.
+pub const DEFAULT_KEEP_EVENTS: u64 = 100_000;
+
+/// What is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is there but can't be read.
+    #[error("read configuration {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not TOML, or has a key that does not exist, or a value that its key can't have.
+    #[error("configuration {path}, {place}: {text}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, counted from 1, and key with its table: `line 2, exec.layer`.
+        place: String,
+        /// What is wrong.
+        text: String,
+    },
+    /// The store is not an absolute path.
+    #[error("{from}: the store must be an absolute path, not {path:?}")]
+    Relative {
+        /// Flag, variable or file.
+        from: &'static str,
+        /// What was given.
+        path: PathBuf,
+    },
+}
+
+impl Classify for ConfigError {
+    fn kind(&self) -> Kind {
+        match self {
+            ConfigError::Read { source, .. } => Kind::of_io(source),
+            _ => Kind::InvalidInput,
+        }
+    }
+}
+
+/// What was decided.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The store's directory.
+    pub store: PathBuf,
+    /// What becomes of layers where neither annotation, variable nor flag says.
+    pub layer: LayerMode,
+    /// How long an exec without a terminal may take.
+    pub timeout: Timeout,
+    /// What becomes of processes that an exec leaves running.
+    pub orphans: Orphans,
+    /// About how many events the store's log keeps; 0: all.
+    pub keep_events: u64,
+    /// How containers are hardened where their annotations don't say.
+    pub profile: Profile,
+    /// What the profile `strict` lets pass or takes besides.
+    pub rules: Rules,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        let store = DEFAULT_STORE.into();
+        File::default().config(store)
+    }
+}
+
+/// What the front door found out: flags and environment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// `AGENTSBX_CONFIG`: another file, which then must exist.
+    pub file: Option<PathBuf>,
+    /// `--store`.
+    pub store_flag: Option<PathBuf>,
+    /// `AGENTSBX_STORE`.
+    pub store_env: Option<PathBuf>,
+    /// `$XDG_DATA_HOME/agentsbx`, for a user without root.
+    pub user_data: Option<PathBuf>,
+}
+
+impl Sources {
+    /// The file that is read, if it is there.
+    pub fn path(&self) -> &Path {
+        self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
+    }
+
+    fn text(&self) -> Result<String, ConfigError> {
+        match std::fs::read_to_string(self.path()) {
+            Ok(text) => Ok(text),
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound && self.file.is_none() => Ok(String::new()),
+            Err(source) => Err(ConfigError::Read { path: self.path().to_owned(), source }),
+        }
+    }
+
+    /// The store: flag before environment before file.
+    fn store(&self, file: &File) -> Result<(Origin, PathBuf), ConfigError> {
+        let given = [
+            (Origin::Flag, "--store", self.store_flag.clone()),
+            (Origin::Environment, "AGENTSBX_STORE", self.store_env.clone()),
+            (Origin::File, "configuration key store", file.store.clone()),
+            (Origin::Environment, "XDG_DATA_HOME", self.user_data.clone()),
+        ];
+        match given.into_iter().find_map(|(origin, from, path)| Some((origin, from, path?))) {
+            Some((_, from, path)) if !path.is_absolute() => Err(ConfigError::Relative { from, path }),
+            Some((origin, _, path)) => Ok((origin, path)),
+            None => Ok((Origin::Default, DEFAULT_STORE.into())),
+        }
+    }
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Nobody says.
+    Default,
+    /// The file.
+    File,
+    /// A variable of the runtime's environment.
+    Environment,
+    /// A flag.
+    Flag,
+}
+
+/// Reads the file, if there is one, and resolves it with the rest.
+pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
+    resolve(&sources.text()?, sources)
+}
+
+/// As [`load`], key by key, each value with where it comes from.
+pub fn explain(sources: &Sources) -> Result<Vec<Entry>, ConfigError> {
+    let text = sources.text()?;
+    let file = File::parse(&text, sources.path())?;
+    let (origin, store) = sources.store(&file)?;
+    Ok(keys::entries(&text, &File { store: Some(store), ..file }, origin))
+}
+
+fn resolve(text: &str, sources: &Sources) -> Result<Config, ConfigError> {
+    let file = File::parse(text, sources.path())?;
+    let (_, store) = sources.store(&file)?;
+    Ok(file.config(store))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(text: &str, sources: &Sources) -> Result<Config, String> {
+        let sources = Sources { file: Some("/c.toml".into()), ..sources.clone() };
+        resolve(text, &sources).map_err(|err| crate::error::chain(&err))
+    }
+
+    #[test]
+    fn precedence_of_the_store() {
+        let all = Sources {
+            store_flag: Some("/flag".into()),
+            store_env: Some("/env".into()),
+            user_data: Some("/user".into()),
+            ..Sources::default()
+        };
+        let store = |sources: &Sources, text: &str| with(text, sources).unwrap().store;
+        assert_eq!(store(&all, "store = '/file'"), Path::new("/flag"));
+        let env = Sources { store_flag: None, ..all.clone() };
+        assert_eq!(store(&env, "store = '/file'"), Path::new("/env"));
+        let file = Sources { store_env: None, ..env };
+        assert_eq!(store(&file, "store = '/file'"), Path::new("/file"));
+        assert_eq!(store(&file, ""), Path::new("/user"));
+        assert_eq!(store(&Sources::default(), ""), Path::new(DEFAULT_STORE));
+        let relative = Sources { store_flag: Some("x".into()), ..Sources::default() };
+        assert_eq!(with("", &relative).unwrap_err(), r#"--store: the store must be an absolute path, not "x""#);
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        assert_eq!(with("", &Sources::default()).unwrap(), Config::default());
+    }
+}

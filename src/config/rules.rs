@@ -1,0 +1,386 @@
+//! What the configuration says of the profile `strict`: what it lets pass, and what it takes besides.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use oci_spec::runtime::Capability;
+use serde::de::{Error as _, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::terms::{Allow, Writes};
+
+/// All of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rules {
+    /// What a container may ask for though it loosens.
+    pub allow: Vec<Allow>,
+    /// Capabilities.
+    pub capabilities: Capabilities,
+    /// System calls.
+    pub seccomp: Seccomp,
+    /// Mounts.
+    pub mounts: Mounts,
+    /// Device files.
+    pub devices: Devices,
+    /// Kernel parameters.
+    pub sysctl: Sysctl,
+    /// Masked and read-only paths.
+    pub paths: Paths,
+    /// Limits where the engine sets none.
+    pub limits: Limits,
+    /// Files of the container that its programs may not touch.
+    pub files: Files,
+}
+
+impl Rules {
+    /// Whether `what` may be asked for.
+    pub fn allows(&self, what: Allow) -> bool {
+        self.allow.contains(&what)
+    }
+}
+
+/// `[capabilities]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Capabilities {
+    /// May be had besides the profile's, where the engine gives them: `CAP_…`.
+    #[serde(deserialize_with = "capabilities")]
+    pub add: Vec<String>,
+    /// May not be had though the profile has them.
+    #[serde(deserialize_with = "capabilities")]
+    pub drop: Vec<String>,
+}
+
+/// `[seccomp]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Seccomp {
+    /// Names of calls that pass besides those of the profile.
+    #[serde(deserialize_with = "calls")]
+    pub allow: Vec<String>,
+    /// Names of calls that do not though the profile has them.
+    #[serde(deserialize_with = "calls")]
+    pub refuse: Vec<String>,
+}
+
+/// `[mounts]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Mounts {
+    /// Sources of the host that may be mounted though the profile refuses them.
+    #[serde(deserialize_with = "paths")]
+    pub allow: Vec<PathBuf>,
+    /// Sources that may not be mounted, nor what lies below them.
+    #[serde(deserialize_with = "paths")]
+    pub refuse: Vec<PathBuf>,
+    /// Sources, with what lies below them, whose programs can be executed.
+    #[serde(deserialize_with = "paths")]
+    pub exec: Vec<PathBuf>,
+    /// What becomes of writes to bind mounts that are not read-only.
+    pub default: Writes,
+}
+
+/// `[devices]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Devices {
+    /// Devices that a container may have besides the standard ones, where its engine gives them.
+    pub allow: Vec<Device>,
+}
+
+/// `[sysctl]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Sysctl {
+    /// Names, or the start of names with a `*` at the end.
+    #[serde(deserialize_with = "names")]
+    pub allow: Vec<String>,
+}
+
+/// `[paths]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Paths {
+    /// Paths of the container that are covered, besides the profile's.
+    #[serde(deserialize_with = "paths")]
+    pub mask: Vec<PathBuf>,
+    /// Paths of the container that are read-only, besides the profile's.
+    #[serde(deserialize_with = "paths")]
+    pub read_only: Vec<PathBuf>,
+}
+
+/// `[limits]`: what holds where the engine says nothing; none is no limit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Limits {
+    /// Processors' worth of time.
+    #[serde(deserialize_with = "cpus", serialize_with = "or_none")]
+    pub cpus: Option<f64>,
+    /// Memory, swap included, bytes.
+    #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    #[serde(deserialize_with = "count", serialize_with = "or_none")]
+    pub pids: Option<i64>,
+    /// What the layer of one exec may hold, bytes.
+    #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
+    pub layer: Option<u64>,
+    /// Open files of a process; also the most that an engine may set.
+    #[serde(deserialize_with = "count", serialize_with = "or_none")]
+    pub nofile: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { cpus: Some(2.0), memory: Some(2 << 30), pids: Some(256), layer: Some(5 << 30), nofile: Some(65_536) }
+    }
+}
+
+/// `[files]`: paths of the container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Files {
+    /// Cannot be read, written or executed.
+    #[serde(deserialize_with = "paths")]
+    pub deny: Vec<PathBuf>,
+    /// Cannot be written.
+    #[serde(deserialize_with = "paths")]
+    pub read_only: Vec<PathBuf>,
+    /// Nothing else can be written; none is no such limit.
+    #[serde(deserialize_with = "paths_or_all", serialize_with = "all_or")]
+    pub allow_write: Option<Vec<PathBuf>>,
+    /// The kernel's audit log tells of refusals.
+    pub audit: bool,
+}
+
+/// One entry of `devices.allow`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Device {
+    /// A device file of the host.
+    Path(PathBuf),
+    /// A kind of devices: `c 10:229 rwm`.
+    Rule {
+        /// `c`, `b`.
+        kind: char,
+        /// Major number; none is any.
+        major: Option<u32>,
+        /// Minor number; none is any.
+        minor: Option<u32>,
+        /// Of `r`, `w`, `m`.
+        access: String,
+    },
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        let wrong =
+            || format!("{text:?} is no device: expected a path such as \"/dev/dri/renderD128\", or \"c 10:229 rwm\"");
+        if text.starts_with('/') {
+            return absolute(text).map(Device::Path);
+        }
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [kind @ ("c" | "b"), numbers, access] = words[..] else { return Err(wrong()) };
+        let number = |text: &str| match text {
+            "*" => Ok(None),
+            number => number.parse().map(Some).map_err(|_| wrong()),
+        };
+        let (major, minor) = numbers.split_once(':').ok_or_else(wrong)?;
+        if access.is_empty() || !access.chars().all(|c| "rwm".contains(c)) {
+            return Err(wrong());
+        }
+        let kind = if kind == "b" { 'b' } else { 'c' };
+        Ok(Device::Rule { kind, major: number(major)?, minor: number(minor)?, access: access.to_owned() })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |n: &Option<u32>| n.map_or_else(|| "*".to_owned(), |n| n.to_string());
+        match self {
+            Device::Path(path) => path.display().fmt(f),
+            Device::Rule { kind, major, minor, access } => {
+                write!(f, "{kind} {}:{} {access}", number(major), number(minor))
+            }
+        }
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Device {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Device, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// A number or a text, as text.
+pub(super) struct Scalar(pub(super) String);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Scalar, D::Error> {
+        struct AsText;
+        impl Visitor<'_> for AsText {
+            type Value = Scalar;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or a text")
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
+                Ok(Scalar(value.to_string()))
+            }
+            fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
+                Ok(Scalar(value.to_string()))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Scalar, E> {
+                Ok(Scalar(value.trim().to_owned()))
+            }
+        }
+        deserializer.deserialize_any(AsText)
+    }
+}
+
+impl Scalar {
+    fn is_none(&self) -> bool {
+        self.0 == "none" || self.0 == "0"
+    }
+}
+
+fn cpus<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let text = Scalar::deserialize(deserializer)?;
+    let number = text.0.parse::<f64>().ok().filter(|n| (0.01..=100_000.0).contains(n));
+    match number {
+        Some(number) => Ok(Some(number)),
+        None if text.is_none() => Ok(None),
+        None => Err(D::Error::custom(format!("{:?}: expected processors such as 2 or 0.5, or \"none\"", text.0))),
+    }
+}
+
+fn count<'de, D: Deserializer<'de>, N: FromStr + PartialOrd + From<u8>>(
+    deserializer: D,
+) -> Result<Option<N>, D::Error> {
+    let text = Scalar::deserialize(deserializer)?;
+    match text.0.parse::<N>().ok().filter(|n| *n > N::from(0)) {
+        Some(number) => Ok(Some(number)),
+        None if text.is_none() => Ok(None),
+        None => Err(D::Error::custom(format!("{:?}: expected a positive number, or \"none\"", text.0))),
+    }
+}
+
+/// Units of sizes: powers of 1024, as engines' command lines have them.
+const UNITS: [(&str, u32); 4] = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let text = Scalar::deserialize(deserializer)?;
+    if text.is_none() {
+        return Ok(None);
+    }
+    let digits = text.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.0.len());
+    let unit = text.0[digits..].trim().to_ascii_uppercase();
+    let unit = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit);
+    let shift = match unit {
+        "" => Some(0),
+        unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift),
+    };
+    let number = text.0[..digits].parse::<u64>().ok();
+    let size = number.zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift)).filter(|n| *n > 0);
+    let wrong = || D::Error::custom(format!("{:?}: expected a size such as \"2GiB\" or \"512M\", or \"none\"", text.0));
+    size.map(Some).ok_or_else(wrong)
+}
+
+fn bytes_or_none<S: Serializer>(value: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        None => serializer.serialize_str("none"),
+        Some(n) => match UNITS.iter().find(|(_, shift)| n % (1 << shift) == 0) {
+            Some((name, shift)) => serializer.collect_str(&format_args!("{}{name}iB", n >> shift)),
+            None => serializer.serialize_u64(*n),
+        },
+    }
+}
+
+fn or_none<S: Serializer, N: Serialize>(value: &Option<N>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        None => serializer.serialize_str("none"),
+        Some(n) => n.serialize(serializer),
+    }
+}
+
+fn paths_or_all<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<PathBuf>>, D::Error> {
+    struct PathsOrAll;
+    impl<'de> Visitor<'de> for PathsOrAll {
+        type Value = Option<Vec<PathBuf>>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of paths, or \"all\"")
+        }
+        fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Self::Value, E> {
+            if value == "all" { Ok(None) } else { Err(E::invalid_value(serde::de::Unexpected::Str(value), &self)) }
+        }
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+            paths(serde::de::value::SeqAccessDeserializer::new(list)).map(Some)
+        }
+    }
+    deserializer.deserialize_any(PathsOrAll)
+}
+
+fn all_or<S: Serializer>(value: &Option<Vec<PathBuf>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        None => serializer.serialize_str("all"),
+        Some(paths) => paths.serialize(serializer),
+    }
+}
+
+/// An absolute path, cleaned of doubled and trailing slashes.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = Path::new(text);
+    if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) || text.contains('\0') {
+        return Err(format!("{text:?}: expected an absolute path without \"..\""));
+    }
+    Ok(path.components().collect())
+}
+
+fn call(text: &str) -> Result<String, String> {
+    let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| format!("{text:?}: expected the name of a system call, such as \"ptrace\""))
+}
+
+fn name(text: &str) -> Result<String, String> {
+    let stem = text.strip_suffix('*').unwrap_or(text);
+    let fits = !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b));
+    let wrong = || format!("{text:?}: expected a name such as \"net.core.somaxconn\", or \"net.ipv4.*\"");
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
+}
+
+fn capability(text: &str) -> Result<String, String> {
+    let upper = text.to_ascii_uppercase();
+    let name = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
+    match serde_json::from_value::<Capability>(name.as_str().into()) {
+        Ok(_) => Ok(name),
+        Err(_) => Err(format!("{text:?}: expected a capability, such as \"CAP_NET_RAW\"")),
+    }
+}
+
+/// Makes a reader of lists whose items are read one by one, so that a mistake is told with its line.
+macro_rules! list {
+    ($name:ident: $of:ty, $parse:path) => {
+        fn $name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<$of>, D::Error> {
+            struct Item($of);
+            impl<'de> Deserialize<'de> for Item {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Item, D::Error> {
+                    $parse(&String::deserialize(deserializer)?).map(Item).map_err(D::Error::custom)
+                }
+            }
+            Ok(Vec::<Item>::deserialize(deserializer)?.into_iter().map(|item| item.0).collect())
+        }
+    };
+}
+
+list!(paths: PathBuf, absolute);
+list!(calls: String, call);
+list!(names: String, name);
+list!(capabilities: String, capability);
