@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, make_bitflags,
+    RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
