@@ -17,7 +17,7 @@ fn refusals(name: &str) -> &'static [&'static str] {
         _ if name.starts_with("int80-") || name.starts_with("x32-") => &["EPERM", "ENOSYS", BAD_SYSTEM_CALL],
         _ if name.starts_with("image-") => &["EACCES", "EPERM"],
         // Where nothing can be made, the last place tried says why.
-        _ if name.starts_with("mknod-open-") => &["EPERM", "EACCES"],
+        _ if name.starts_with("mknod-") => &["EPERM", "EACCES"],
         "dev-mem" | "dev-kmsg" => &["ENOENT"],
         "socket-alg" | "socket-vsock" => &["EPERM", "EACCES", "EAFNOSUPPORT"],
         "socket-packet" => &["EPERM", "EAFNOSUPPORT"],

@@ -54,6 +54,10 @@ fn shared_volume(profile: &str, seconds: u64) {
                     json!({"destination": destination, "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]});
                 other.config["mounts"].as_array_mut().expect("mounts").push(tmpfs);
             }
+            // So is a working directory.
+            if made % 2 == 1 {
+                other.config["process"]["cwd"] = format!("/vol/sub/{marker}-3").into();
+            }
             bind(&mut other, &volume, "/vol/sub/again");
             let output = other.run();
             if output.code == 0 {
@@ -70,7 +74,7 @@ fn shared_volume(profile: &str, seconds: u64) {
         let _ = fs::remove_file(volume.join("sub.other"));
         let _ = fs::remove_dir_all(volume.join("sub.other"));
     }
-    for n in 0..3 {
+    for n in 0..4 {
         let outside = std::path::PathBuf::from(format!("/{marker}-{n}"));
         assert!(!outside.exists(), "{} was made", outside.display());
     }
