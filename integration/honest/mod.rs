@@ -186,14 +186,19 @@ struct Container {
 impl Container {
     /// Its bundle; nothing runs yet.
     fn new(who: Who, args: &[&str]) -> Container {
+        Container::configured(who, args, "")
+    }
+
+    /// The same, with a configuration.
+    fn configured(who: Who, args: &[&str], text: &str) -> Container {
         let env = Env::new();
         let id = unique("honest");
         let bundle = env.dir.join(&id);
         for dir in ["rootfs", "upper", "work"] {
             fs::create_dir_all(bundle.join(dir)).expect("make a bundle");
         }
-        let config = env.dir.join("default.toml");
-        fs::write(&config, "").expect("write a configuration");
+        let config = env.dir.join("config.toml");
+        fs::write(&config, text).expect("write a configuration");
         let at = |name: &str| bundle.join(name).display().to_string();
         let image = images::work_rootfs();
         let options = format!("lowerdir={},upperdir={},workdir={}", image.display(), at("upper"), at("work"));
@@ -209,7 +214,12 @@ impl Container {
 
     /// One whose first process only waits.
     fn running() -> Container {
-        let container = Container::new(Who::Root, &["sleep", "100000"]);
+        Container::running_with("")
+    }
+
+    /// The same, with a configuration.
+    fn running_with(text: &str) -> Container {
+        let container = Container::configured(Who::Root, &["sleep", "100000"], text);
         let run = container.cmd(["run", "--detach", "--bundle"]).arg(&container.bundle).arg(&container.id);
         run.output_to(container.bundle.join("out")).run().expect(0);
         container

@@ -12,7 +12,7 @@ kill -STOP %1
 while ! grep -q '^State:.T' /proc/$!/status; do sleep 0.01; done
 echo stopped
 kill -KILL %1
-wait $! || echo "job $?"
+wait -f $! || echo "job $?"
 END
 mkfifo pipe
 echo through >pipe &
