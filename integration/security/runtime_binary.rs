@@ -12,6 +12,9 @@ use crate::support::bundle::Bundle;
 use crate::support::images::repository;
 use crate::support::{Cmd, Env, env, wait_until};
 
+/// The loader that a dynamic program names.
+const LOADER: &[u8] = b"/lib64/ld-linux-x86-64.so.2";
+
 /// The binaries to attack: the one under test, and the static one where it was built.
 fn binaries() -> Vec<PathBuf> {
     let built = repository().join("target/x86_64-unknown-linux-gnu/release/agentsbx");
@@ -81,7 +84,7 @@ fn a_scanner_cannot_write_to_the_runtime() {
         // The second line of defence, when the profile that is the first is off.
         let (env, before) = with_copy(Env::with_config("profile = 'oci'\n"), &binary);
         let got = scan(&mut prying(&env));
-        assert_eq!(got["written"], "0", "{got:?}");
+        assert!(got["written"] == "0" && got["opened"] != "0", "{got:?}");
         assert_unchanged(&env, &before);
     }
 }
@@ -125,6 +128,10 @@ fn an_image_that_has_the_runtime_run_itself_cannot_write_to_it() {
             }
         }
     }
-    // The attack did come as far as a descriptor of the runtime's program.
-    assert!(opened > 0, "no loader of the image was ever run in the runtime's place");
+    // The attack did come as far as a descriptor of the runtime's program. A static one needs no loader.
+    let dynamic = binaries().iter().any(|path| {
+        let bytes = fs::read(path).expect("read");
+        bytes[..bytes.len().min(4096)].windows(LOADER.len()).any(|word| word == LOADER)
+    });
+    assert!(opened > 0 || !dynamic, "no loader of the image was ever run in the runtime's place");
 }
