@@ -7,6 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::host::Canary;
 use super::lab::{Asks, all_capabilities, hostile, outcomes, strict};
 use crate::support::bundle::Bundle;
 use crate::support::images::repository;
@@ -46,9 +47,10 @@ fn prying(env: &Env) -> Bundle<'_> {
 }
 
 /// A process that scans /proc in a loop while execs start; what it counted. It must have seen the runtime.
-fn scan(bundle: &mut Bundle<'_>) -> BTreeMap<String, String> {
+fn scan(bundle: &mut Bundle<'_>, canary: &Canary) -> BTreeMap<String, String> {
     let env = bundle.env;
-    bundle.config["process"]["args"] = serde_json::json!(["/attack", "scan", "3"]);
+    let file = canary.dir.join(&canary.name);
+    bundle.config["process"]["args"] = serde_json::json!(["/attack", "scan", "3", file]);
     bundle.start();
     let out = bundle.dir.join("out");
     let said = |word: &str| fs::read_to_string(&out).is_ok_and(|text| text.contains(word));
@@ -73,7 +75,7 @@ fn scan(bundle: &mut Bundle<'_>) -> BTreeMap<String, String> {
 fn a_scanner_cannot_write_to_the_runtime() {
     for binary in binaries() {
         let (env, before) = with_copy(strict(), &binary);
-        let got = scan(&mut hostile(&env, Asks::Everything, []));
+        let got = scan(&mut hostile(&env, Asks::Everything, []), &Canary::new(&env));
         // Neither its program nor its descriptors, its root, its working directory.
         assert_eq!(
             (got["written"].as_str(), got["opened"].as_str(), got["followed"].as_str()),
@@ -83,7 +85,7 @@ fn a_scanner_cannot_write_to_the_runtime() {
         assert_unchanged(&env, &before);
         // The second line of defence, when the profile that is the first is off.
         let (env, before) = with_copy(Env::with_config("profile = 'oci'\n"), &binary);
-        let got = scan(&mut prying(&env));
+        let got = scan(&mut prying(&env), &Canary::new(&env));
         assert!(got["written"] == "0" && got["opened"] != "0", "{got:?}");
         assert_unchanged(&env, &before);
     }
