@@ -75,6 +75,8 @@ fn a_fork_bomb_ends_at_the_limit() {
     });
     let second = Bundle::running(&env);
     second.exec(["true"]).expect(0);
+    // It can be looked into: a command that needs no process of its own besides.
+    assert_eq!(bundle.exec(["echo", "in"]).ok(), "in");
     assert_eq!(bundle.state()["status"], "running");
     let ended = bomb.wait();
     assert_eq!(ended.code, 124, "{}", ended.stderr);
@@ -84,6 +86,20 @@ fn a_fork_bomb_ends_at_the_limit() {
     assert!(most.is_none_or(|n| (200..=256).contains(&n)), "{most:?}");
     bundle.sh("echo alive >/alive").expect(0);
     env.run(["delete", "--force", &bundle.id]).expect(0);
+}
+
+/// The same by the first process: nothing is left of it by `delete`.
+#[test]
+fn a_first_process_that_is_a_fork_bomb_can_be_deleted() {
+    let env = strict("");
+    let bundle = Bundle::new(&env, ["sh", "-c", "b() { b | b & }; b; sleep 1000"]);
+    bundle.start();
+    wait_until("the limit is reached", Duration::from_secs(20), || {
+        cgroup_file(&bundle, "pids", "pids.current", "pids.current")
+            .is_some_and(|n| n.parse::<u64>().unwrap_or(0) > 250)
+    });
+    env.run(["delete", "--force", &bundle.id]).expect(0);
+    assert_eq!(cgroup_file(&bundle, "pids", "pids.current", "pids.current"), None);
 }
 
 /// Of an exec that takes all memory the kernel ends a process; the result says so, and nothing else ends.

@@ -8,6 +8,7 @@
 mod bench;
 mod cli;
 mod conformance;
+mod cow;
 mod ctr;
 mod diff;
 mod docker;
@@ -17,6 +18,7 @@ mod layering;
 mod lifecycle;
 mod limits;
 mod podman;
+mod policy;
 mod schema;
 mod security;
 mod soak;

@@ -54,13 +54,14 @@ struct Work {
     says: &'static str,
     makes: &'static [&'static str],
     who: &'static [Who],
+    crosswise: bool,
 }
 
 impl Work {
     /// `script` of `work/` prints `says`, and not a line more; of those lines, the ones that begin with `root:` or `user:`
     /// only as that one, without the prefix, and `*` is what may be any text. Indentation does not count.
     fn new(script: &'static str, says: &'static str) -> Work {
-        Work { script, says, makes: &[], who: &[Who::Root, Who::User] }
+        Work { script, says, makes: &[], who: &[Who::Root, Who::User], crosswise: false }
     }
 
     /// Paths, below the home directory where they aren't absolute, that an exec's diff must have as added.
@@ -73,9 +74,19 @@ impl Work {
         Work { who, ..self }
     }
 
+    /// What takes long is done by root as first process, and by the user as exec, and not the other way round too.
+    fn crosswise(self) -> Work {
+        Work { crosswise: true, ..self }
+    }
+
     /// Does it in all ways.
     #[track_caller]
     fn works(&self) {
+        if self.crosswise {
+            self.as_first(Who::Root);
+            self.as_exec(&Container::running(), Who::User);
+            return;
+        }
         for who in self.who {
             self.as_first(*who);
         }
@@ -190,7 +201,7 @@ impl Container {
         let sources = images::repository().join("integration/honest/work");
         Cmd::new("cp").arg("-R").arg(sources).arg(at("rootfs") + "/srv/work").ok();
         // Engines mount one of their own.
-        fs::write(bundle.join("rootfs/etc/hosts"), "127.0.0.1 localhost\n").expect("write hosts");
+        fs::write(bundle.join("rootfs/etc/hosts"), "127.0.0.1 localhost box\n").expect("write hosts");
         let spec = spec(who, args, &format!("{}/{id}", process().cgroup));
         fs::write(bundle.join("config.json"), spec.to_string()).expect("write config.json");
         Container { env, id, bundle, config }

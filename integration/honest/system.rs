@@ -93,7 +93,7 @@ fn users_are_made_and_become() {
          setpriv worker users crew
          worker reads no shadow
          sudo worker
-         chroot worker:crew
+         cannot change root directory to '/': Operation not permitted
          python (1000, 1000, 1000)
          worker:crew 640
          user:user 2640

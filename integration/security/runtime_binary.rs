@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::host::Canary;
 use super::lab::{Asks, all_capabilities, hostile, outcomes, strict};
+use crate::layering::sources;
 use crate::support::bundle::Bundle;
 use crate::support::images::repository;
 use crate::support::{Cmd, Env, env, wait_until};
@@ -16,10 +17,19 @@ use crate::support::{Cmd, Env, env, wait_until};
 /// The loader that a dynamic program names.
 const LOADER: &[u8] = b"/lib64/ld-linux-x86-64.so.2";
 
-/// The binaries to attack: the one under test, and the static one where it was built.
+/// The binaries to attack: the one under test, and the static one, where it is built of these sources.
 fn binaries() -> Vec<PathBuf> {
+    let mut all = vec![env::binary()];
     let built = repository().join("target/x86_64-unknown-linux-gnu/release/agentsbx");
-    [env::binary(), built].into_iter().filter(|path| path.exists()).collect()
+    let changed = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    match changed(&built) {
+        Some(built_at) if sources(&repository().join("src")).iter().all(|file| changed(file) < Some(built_at)) => {
+            all.push(built);
+        }
+        Some(_) => eprintln!("skipped: the static binary is older than the sources (hack/build-static.sh makes it)"),
+        None => eprintln!("skipped: there is no static binary (hack/build-static.sh makes it)"),
+    }
+    all
 }
 
 /// An environment that runs a copy of `binary`: should an attack work, it is the copy that is lost.

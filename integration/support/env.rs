@@ -29,7 +29,7 @@ pub struct Process {
     pub logs: PathBuf,
     /// A configuration file of the tests' own, so that the host's has no say: profile `oci`.
     pub config: PathBuf,
-    /// The same for what engines start: the defaults, which are people's.
+    /// The same for what engines start: the defaults, which are people's, but that execs may ask for no layer.
     pub defaults: PathBuf,
     // Its stdin is the pipe whose end tells it to put everything away; held, never used.
     _guard: Child,
@@ -54,7 +54,7 @@ pub fn process() -> &'static Process {
         let config = data.join("config.toml");
         fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
         let defaults = data.join("defaults.toml");
-        fs::write(&defaults, "").expect("write a configuration");
+        fs::write(&defaults, "allow = ['shared-layer']\n").expect("write a configuration");
         let log = fs::File::create(logs.join("guard.log")).expect("make the guard's log");
         let guard = Command::new("setsid")
             .arg(repository().join("hack/guard.sh"))

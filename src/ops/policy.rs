@@ -11,7 +11,7 @@ use crate::policy::{Decision, Policy, Refusal};
 use crate::runtime::RuntimeError;
 use crate::spec::file_rules::{self, FileRules};
 use crate::spec::{annotations, mount_rules};
-use crate::terms::{Allow, Profile};
+use crate::terms::{Allow, LayerMode, Profile};
 
 /// The policy for a container with these annotations.
 pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, OpsError> {
@@ -20,13 +20,15 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
         .map(|value| value.parse())
         .transpose()
         .map_err(|source| OpsError::Setting { from: format!("annotation {}", annotations::PROFILE), source })?;
-    if asked == Some(Profile::Oci) && config.profile == Profile::Strict && !config.rules.allows(Allow::Profile) {
-        return Err(RuntimeError::from(Refusal {
-            what: format!("annotation {}: \"oci\"", annotations::PROFILE),
-            why: "the container would run without the hardening that this host has configured".to_owned(),
-            remedy: "leave it out, or have \"profile\" in the configuration's allow".to_owned(),
-        })
-        .into());
+    if asked == Some(Profile::Oci) && config.profile == Profile::Strict {
+        let why = "the container would run without the hardening that this host has configured";
+        require(config, Allow::Profile, annotations::PROFILE, "oci", why)?;
+    }
+    let profile = asked.unwrap_or(config.profile);
+    let shared = LayerMode::Shared.as_str();
+    if profile == Profile::Strict && notes.get(annotations::LAYER).is_some_and(|mode| mode == shared) {
+        let why = "its execs would leave no record of what they change";
+        require(config, Allow::SharedLayer, annotations::LAYER, shared, why)?;
     }
     let mounts = notes.get(annotations::MOUNTS).filter(|value| !value.is_empty());
     let mounts = mounts.map(|text| mount_rules::parse(text)).transpose().map_err(RuntimeError::from)?;
@@ -34,11 +36,20 @@ pub fn of(config: &Config, notes: &BTreeMap<String, String>) -> Result<Policy, O
         Some(text) => file_rules::parse(text).map_err(RuntimeError::from)?,
         None => FileRules::default(),
     };
-    let profile = asked.unwrap_or(config.profile);
     // What the configuration says is part of strict; what an annotation says is asked of this container.
     let files = if profile == Profile::Strict { files.and(file_rules(&config.rules.files)) } else { files };
     let own = vec![config.store.clone()];
     Ok(Policy { profile, rules: config.rules.clone(), mounts: mounts.unwrap_or_default(), files, own })
+}
+
+/// Refuses a value of an annotation unless the configuration has the word for it.
+fn require(config: &Config, word: Allow, annotation: &str, value: &str, why: &str) -> Result<(), OpsError> {
+    if config.rules.allows(word) {
+        return Ok(());
+    }
+    let what = format!("annotation {annotation}: {value:?}");
+    let remedy = format!("leave it out, or have {:?} in the configuration's allow", word.as_str());
+    Err(RuntimeError::from(Refusal { what, why: why.to_owned(), remedy }).into())
 }
 
 /// The longest list of decisions that an event carries, in bytes of JSON.

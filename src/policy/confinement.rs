@@ -27,6 +27,9 @@ pub struct Confinement {
     pub fence: Option<Fence>,
     /// `MOUNT_ATTR_*` flags (mount_setattr(2)) of the root, the container's and each exec's.
     pub root_flags: u64,
+    /// Its execs cannot ask for no layer by a variable.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub layered: bool,
     /// What its processes can have at most.
     pub(super) bounds: Bounds,
 }
@@ -39,6 +42,7 @@ impl Default for Confinement {
             layer_bytes: None,
             fence: None,
             root_flags: 0,
+            layered: false,
             bounds: Bounds::default(),
         }
     }

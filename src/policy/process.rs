@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::capabilities::number;
 use super::{Confinement, Decision, Refusal, Work, strict};
+use crate::terms::Allow;
 
 const NO_NEW_PRIVILEGES: &str = "a setuid program or file capabilities of the image would give what the profile takes";
 const CAPABILITIES: &str = "what running as root in an image needs is left; capabilities.add of the configuration adds";
@@ -60,6 +61,7 @@ pub(super) fn first(work: &mut Work<'_>) -> Result<(), Refusal> {
     if !work.spec["process"].is_object() {
         return Ok(());
     }
+    work.confinement.layered = !work.policy.rules.allows(Allow::SharedLayer);
     new_privileges(work);
     capabilities(work);
     rlimits(work)?;

@@ -129,7 +129,8 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
             return Err(missing(std::io::ErrorKind::NotADirectory.into()));
         }
     }
-    let settings = Settings::resolve(&context.config, &record.annotations, &mut process, &request.overrides)?;
+    let layered = record.confinement.layered;
+    let settings = Settings::resolve(&context.config, &record.annotations, &mut process, &request.overrides, layered)?;
     let engine_exec = request.pid_file.as_deref().and_then(engine_name);
     Ok(Prepared { request, record, process, settings, decisions, engine_exec })
 }

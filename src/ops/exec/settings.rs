@@ -38,14 +38,23 @@ pub struct Settings {
 const PREFIX: &str = "AGENTSBX_";
 
 impl Settings {
-    /// Decides, and takes the runtime's variables out of the command's environment.
+    /// Decides, and takes the runtime's variables out of the command's environment. With `layered` none of these may ask
+    /// for no layer.
     pub fn resolve(
         config: &Config,
         annotations: &BTreeMap<String, String>,
         process: &mut Process,
         flags: &Overrides,
+        layered: bool,
     ) -> Result<Settings, OpsError> {
         let variables = take_variables(process);
+        // What asks for it may be the image, whose environment execs have.
+        if layered
+            && flags.layer.is_none()
+            && variables.get("LAYER").is_some_and(|mode| mode == LayerMode::Shared.as_str())
+        {
+            return Err(OpsError::SharedLayer);
+        }
         let sources = Sources { annotations, variables: &variables };
         let terminal = process.terminal().unwrap_or(false);
         let timeout = if terminal { Timeout(None) } else { config.timeout };
@@ -143,7 +152,7 @@ mod tests {
         process.set_terminal(Some(terminal)).set_env(Some(env.iter().map(|s| (*s).to_owned()).collect()));
         let annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let flags = Overrides { layer: flag.map(str::to_owned), ..Overrides::default() };
-        Settings::resolve(&Config::default(), &annotations, &mut process, &flags)
+        Settings::resolve(&Config::default(), &annotations, &mut process, &flags, false)
             .map(|s| (s, process.env().clone().unwrap()))
             .map_err(|e| crate::error::chain(&e))
     }
