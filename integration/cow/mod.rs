@@ -1,6 +1,7 @@
 //! Copy-on-write bind mounts: the host's directory is never written but by `apply`; all else is as for the root.
 
 mod apply;
+mod engines;
 mod hostile;
 mod layers;
 mod mounts;

@@ -73,12 +73,16 @@ fn text(plan: &Plan, done: bool, force: bool) -> String {
         rows.push(vec!["conflict".to_owned(), clash.reason.to_owned(), visible(&clash.host.to_string_lossy())]);
     }
     let mut text = render::table(&rows);
-    let (steps, conflicts) = (plan.steps.len(), plan.conflicts.len());
-    text.push_str(&match (done, conflicts) {
+    let steps = plan.steps.len();
+    let conflicts = match plan.conflicts.len() {
+        1 => "1 conflict".to_owned(),
+        n => format!("{n} conflicts"),
+    };
+    text.push_str(&match (done, plan.conflicts.len()) {
         (true, _) => format!("{steps} applied\n"),
         (false, 0) => format!("{steps} to apply\n"),
-        (false, _) if force => format!("{steps} to apply, over {conflicts} conflicts\n"),
-        (false, _) => format!("{conflicts} conflicts: nothing is applied unless with --force\n"),
+        (false, _) if force => format!("{steps} to apply, over {conflicts}\n"),
+        (false, _) => format!("{conflicts}: nothing is applied unless with --force\n"),
     });
     text
 }

@@ -72,7 +72,7 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     }
     let container = &applied.container;
     let options = diff::Options { recursive: true, renames: false, ..stack::options_of(container) };
-    let found = diff::compare(&fds, &lowers.view(), &options)?;
+    let found = diff::compare(&fds, lowers.view(), &options)?;
     applied.plan = plan(&mounts, &fds, &found, &past(&store, container, head)?, wanted)?;
     if request.dry_run {
         return Ok(applied);

@@ -108,7 +108,7 @@ pub fn touched_of(
     }
     let lowers = stack::lowers_at(store, container, below)?;
     let upper = open_dir(&store.upper(layer))?;
-    let found = diff::compare(&[upper.as_fd()], &lowers.view(), &stack::options_of(container))?;
+    let found = diff::compare(&[upper.as_fd()], lowers.view(), &stack::options_of(container))?;
     Ok(diff::touched(&found))
 }
 
@@ -144,7 +144,7 @@ fn refresh(
     let upper: OwnedFd = open_dir(&store.upper(layer))?;
     let before = stack::lowers_at(store, container, base)?;
     let now = stack::lowers_at(store, container, head)?;
-    Ok(diff::refresh_passed(upper.as_fd(), &before.view(), &now.view(), &diff::Options::default())?)
+    Ok(diff::refresh_passed(upper.as_fd(), before.view(), now.view(), &diff::Options::default())?)
 }
 
 /// Commits a held layer: the generation that it became.

@@ -116,7 +116,7 @@ impl Comparison {
         let uppers: Vec<_> = self.uppers.iter().map(AsFd::as_fd).collect();
         Ok(diff::patch(
             &uppers,
-            &self.lowers.view(),
+            self.lowers.view(),
             &self.diff.changes,
             diff::Namespace::Trusted,
             &diff::PatchLimits::default(),
@@ -153,7 +153,7 @@ pub fn compare(
     let options = diff::Options { recursive: recursive || !paths.is_empty(), ..stack::options_of(&container) };
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     // Nothing lies between a generation and itself.
-    let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, &lowers.view(), &options)? };
+    let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, lowers.view(), &options)? };
     if !paths.is_empty() {
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }

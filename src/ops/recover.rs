@@ -152,7 +152,7 @@ fn seal(store: &Store, container: &Container, layer: &LayerId, record: &ExecReco
     // The layer was mounted in the command's own mount namespace, which went with its last process.
     let upper = open_dir(&store.upper(layer))?;
     let lowers = stack::lowers_at(store, container, record.base)?;
-    let found = diff::seal(upper.as_fd(), &lowers.view(), &stack::options_of(container))?;
+    let found = diff::seal(upper.as_fd(), lowers.view(), &stack::options_of(container))?;
     remember_base(store, layer, &lowers, &found, record.started_ns);
     remember_touched(store, layer, &diff::touched(&found));
     Ok(found)

@@ -313,6 +313,28 @@ mod tests {
         std::io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes()).unwrap();
     }
 
+    /// On a kernel that takes all layers in one string only, a child mounts and hands over.
+    #[test]
+    fn older_kernels_get_the_same_overlay() {
+        assert!(rustix::process::geteuid().is_root(), "mounting needs root");
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let host = make("host");
+        write(std::fs::File::open(&host).unwrap(), "one", "host");
+        let lowers = Lowers { paths: vec![host.clone()], dirs: vec![open_dir(&host).unwrap()] };
+        let overlay = bring(lowers.planned(&make("u"), &make("w"), false)).unwrap();
+        assert_eq!(read(&overlay, "one").as_deref(), Some("host"));
+        write(&overlay, "two", "first");
+        assert_eq!(std::fs::read_to_string(dir.path().join("u/two")).unwrap(), "first");
+        assert!(!host.join("two").exists());
+        set_flags(&overlay, mountattr::RDONLY, Path::new("/work")).unwrap();
+        rustix::fs::mkdirat(&overlay, "three", Mode::RWXU).unwrap_err();
+    }
+
     /// The whole of it: the first process's overlay, an exec's over it and over a committed layer; nested mounts; the host's
     /// directories are never written, and the layer's directories that only lead there have the attributes of the others.
     #[test]

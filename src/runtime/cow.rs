@@ -59,6 +59,10 @@ pub(super) fn sources(
     let placed: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
     for (n, mount) in engine.mounts().iter().enumerate() {
         let Some(at) = placed.get(n).filter(|_| cows.contains(&clean_absolute(&mount.destination))) else { continue };
+        if !engine.namespaces().iter().any(|(kind, path)| kind == "mount" && path.is_none()) {
+            let why = "the container has no mount namespace of its own: give it one, or leave out the rule".to_owned();
+            return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
+        }
         if let Some(over) = placed[n + 1..].iter().find(|later| at.starts_with(later)) {
             let why = format!("it is hidden by the mount {} that comes later: put it behind that one", over.display());
             return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
@@ -220,7 +224,8 @@ mod tests {
         crate::durable::replace_unsynced(&host.join("f"), b"", 0o600).unwrap();
         let sources = |source: &str, option: &str, at: &str| {
             let mount = json!({"destination": "/w/", "type": "bind", "source": source, "options": [option, "nodev"]});
-            let engine = Config::from_value(json!({"mounts": [{"destination": "/p"}, mount]}));
+            let linux = json!({"namespaces": if at == "/host" { json!([]) } else { json!([{"type": "mount"}]) }});
+            let engine = Config::from_value(json!({"mounts": [{"destination": "/p"}, mount], "linux": linux}));
             let placed = Config::from_value(json!({"mounts": [{"destination": "/p"}, {"destination": at}]}));
             super::sources(&engine, &placed, &host, &["/w".into()], &[]).map_err(|err| err.to_string())
         };
@@ -236,6 +241,7 @@ mod tests {
         assert!(sources("f", "bind", "/w").unwrap_err().contains("is not a directory"));
         assert!(sources("none", "bind", "/w").unwrap_err().contains("none"));
         assert!(sources("d", "bind", "/proc/w").unwrap_err().contains("can't be layered"));
+        assert!(sources("d", "bind", "/host").unwrap_err().contains("no mount namespace of its own"));
         assert!(sources("/", "rbind", "/w").unwrap_err().contains("an overlay would not show it"));
         sources("/", "bind", "/w").unwrap();
     }

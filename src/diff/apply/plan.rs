@@ -303,7 +303,7 @@ impl Planner<'_> {
         let host = match mount.find(path) {
             Ok(host) => host,
             Err(DiffError::Host { source: rustix::io::Errno::XDEV, .. }) => {
-                return Ok(self.skip(path, "another filesystem is mounted there on the host"));
+                return self.skip(path, "another filesystem is mounted there on the host");
             }
             Err(err) => return Err(err),
         };
@@ -339,10 +339,10 @@ impl Planner<'_> {
         })?;
         let Some(planned) = found else { return Ok(()) };
         match planned.file_type {
-            FileType::Char | FileType::Block => return Ok(self.skip(path, "devices are never made on the host")),
-            FileType::Socket => return Ok(self.skip(path, "sockets are never made on the host")),
+            FileType::Char | FileType::Block => return self.skip(path, "devices are never made on the host"),
+            FileType::Socket => return self.skip(path, "sockets are never made on the host"),
             _ if crate::durable::is_temporary(path.file_name()) => {
-                return Ok(self.skip(path, "its name is one of the runtime's temporary files"));
+                return self.skip(path, "its name is one of the runtime's temporary files");
             }
             _ => {}
         }
@@ -387,8 +387,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn skip(&mut self, path: &PathBytes, reason: &'static str) {
+    fn skip(&mut self, path: &PathBytes, reason: &'static str) -> Result<(), DiffError> {
         self.plan.skipped.push(Skipped { path: path.clone(), reason });
+        Ok(())
     }
 
     /// Makes sure that the directories above are there: the first process may have made them, which no generation tells.

@@ -140,7 +140,7 @@ fn deep_below_a_mount() {
     t.tree("u/m/w", &[&deep("f=2"), "z=2", "d/d/z=1"]);
     let layers = [&root];
     let grafts: [(&str, &[&File]); 1] = [("/m/w", &[&host])];
-    let diff = compare(&[upper.as_fd()], &view(&layers, &grafts), &Options::default()).unwrap();
+    let diff = compare(&[upper.as_fd()], view(&layers, &grafts), &Options::default()).unwrap();
     let kinds: Vec<Kind> = diff.changes.iter().map(|change| change.kind).collect();
     assert_eq!(kinds, [Kind::Modified, Kind::Added, Kind::Modified]);
 }

@@ -382,7 +382,7 @@ impl Exec<'_> {
     fn seal(&self) -> Result<Diff, OpsError> {
         let Some(layer) = &self.layer else { return Ok(Diff::default()) };
         let upper = open_dir(&self.store.upper(layer))?;
-        Ok(diff::seal(upper.as_fd(), &self.lowers()?.view(), &stack::options(&self.mounts))?)
+        Ok(diff::seal(upper.as_fd(), self.lowers()?.view(), &stack::options(&self.mounts))?)
     }
 
     fn dispose(&self, told: &mut Told<'_>, ended: &Ended) -> Result<Finished, OpsError> {
