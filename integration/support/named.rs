@@ -23,9 +23,14 @@ fn exists(name: &str) -> bool {
         (true, Some(module)) => place.join(format!("{module}.rs")),
         _ => place.with_extension("rs"),
     };
-    match fs::read_to_string(&file) {
-        Ok(source) => parts.len() < 3 && place.is_dir() || source.contains(&format!("fn {}()", parts[parts.len() - 1])),
-        // Modules of src/ are named as such.
-        Err(_) => repository().join("src").join(parts[0]).is_dir() && !place.is_dir(),
-    }
+    let test = fs::read_to_string(&file).is_ok_and(|source| {
+        parts.len() < 3 && place.is_dir() || source.contains(&format!("fn {}()", parts[parts.len() - 1]))
+    });
+    test || is_module(&parts)
+}
+
+/// Modules of src/ are named as such, their tests being in them.
+fn is_module(parts: &[&str]) -> bool {
+    let path = repository().join("src").join(parts.join("/"));
+    path.is_dir() || path.with_extension("rs").is_file()
 }
