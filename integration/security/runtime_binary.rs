@@ -101,6 +101,15 @@ fn a_scanner_cannot_write_to_the_runtime() {
     }
 }
 
+/// A container that may trace (`--cap-add SYS_PTRACE`), without the profile: the runtime's process is seen there while an
+/// exec starts, and the host's files must not be reached through it.
+#[test]
+fn a_container_that_may_trace_reaches_no_file_of_the_host() {
+    let env = Env::with_config("profile = 'oci'\n");
+    let got = scan(&mut prying(&env), &Canary::new(&env));
+    assert_eq!(got["escaped"], "0", "{got:?}");
+}
+
 /// CVE-2019-5736 by an image whose programs are the runtime's own, run inside, with a loader of the image's: the program
 /// is opened while it is the runtime's, and written to when it is not any more.
 #[test]
