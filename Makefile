@@ -33,9 +33,9 @@ check:
 	$(CARGO) clippy --all-targets -- -D warnings
 	shellcheck hack/*.sh .ci/run
 
+# The images are made of what is downloaded, while the compiler computes.
 test: setup
-	@hack/images.sh
-	$(CARGO) build
+	@hack/images.sh & images=$$!; $(CARGO) build && $(CARGO) test --no-run; built=$$?; wait $$images && exit $$built
 	$(CARGO) test --lib --bins
 	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration

@@ -77,6 +77,15 @@ run agentsbx spec
 sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": false/; s/^\([[:space:]]*\)"sh"$/\1"sleep", "100000"/' \
     config.json
 
+say "A directory of the host, for the container copy-on-write: at /work."
+mkdir "$work/project"
+run sh -c "echo 'print(1)' >$work/project/main.py"
+mount="{\"destination\": \"/work\", \"type\": \"bind\", \"source\": \"$work/project\", \"options\": [\"rbind\"]}"
+note='"annotations": {"dev.agentsbx.mounts": "{\\"/work\\": \\"cow\\"}"},'
+sed -i "s|^\([[:space:]]*\)\"mounts\": \[\$|\1\"mounts\": [$mount,|" config.json
+awk -v note="$note" '{ print } NR == 1 { print note }' config.json >with-note.json
+mv with-note.json config.json
+
 say "A container, whose first process only waits."
 run agentsbx run --detach demo </dev/null
 run agentsbx list
@@ -123,6 +132,20 @@ wait "$one"
 wait "$two"
 run agentsbx exec demo cat /root/note
 run agentsbx show demo "$(exec_that_is conflict)"
+
+say "Strict by default: no mounts, no namespaces, no look into other processes; limits where nobody set any."
+run agentsbx exec demo mount -t tmpfs none /mnt
+run agentsbx exec demo unshare -U true
+run agentsbx exec demo cat /proc/1/environ
+typed "agentsbx show demo --policy | head -n 7"
+agentsbx show demo --policy | head -n 7
+
+say "The host's directory is as it was, until somebody who has looked at the changes applies them."
+run agentsbx exec demo sh -c 'echo "print(2)" >/work/main.py; echo new >/work/notes'
+run cat "$work/project/main.py"
+run agentsbx apply demo /work --dry-run
+run agentsbx apply demo /work
+run cat "$work/project/main.py"
 
 say "The history."
 run agentsbx log demo

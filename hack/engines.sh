@@ -54,7 +54,8 @@ TOML
 cat >"$run/daemon.json" <<JSON
 {
   $remap
-  "runtimes": { "agentsbx": { "path": "$runtime", "runtimeArgs": ["--store", "$store"] } },
+  "runtimes": { "agentsbx": { "path": "$runtime", "runtimeArgs": ["--store", "$store"] },
+                "agentsbx-cow": { "path": "$data/agentsbx-cow" } },
   "default-runtime": "agentsbx",
   "data-root": "$data/docker",
   "exec-root": "$run/docker",

@@ -21,7 +21,8 @@ const MAP: &[(&str, &[&str])] = &[
     ("rootfs", &["sys", "error"]),
     // The event log's hash goes into the transaction that the event tells of.
     ("store", &["audit", "durable", "terms", "id", "error"]),
-    ("diff", &["sys", "error"]),
+    // What is applied to the host is put in its place by `durable`.
+    ("diff", &["sys", "durable", "error"]),
     ("audit", &["durable", "id", "error"]),
     ("report", &["diff", "durable", "terms", "id", "error"]),
     ("runtime", &["init", "rootfs", "policy", "spec", "sys", "durable", "telemetry", "terms", "id", "error"]),
@@ -54,7 +55,7 @@ const MAP: &[(&str, &[&str])] = &[
 ];
 
 /// Every `.rs` file below `dir`, in order.
-fn sources(dir: &Path) -> Vec<PathBuf> {
+pub fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.expect("readdir").path();

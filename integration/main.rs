@@ -8,6 +8,7 @@
 mod bench;
 mod cli;
 mod conformance;
+mod cow;
 mod ctr;
 mod diff;
 mod docker;

@@ -125,12 +125,39 @@ fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io
     result
 }
 
+/// Puts a file at `name` in `dir`, over what is there: `fill` writes it and gives it its attributes. It is synced; the
+/// directory is not.
+pub fn place(dir: &OwnedFd, name: &std::ffi::CStr, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    let (temp, file) = temporary(dir)?;
+    let result = fill(&file).and_then(|()| {
+        fault::step("place: sync file")?;
+        file.sync_all()?;
+        fault::step("place: rename")?;
+        Ok(rustix::fs::renameat(dir, temp.as_str(), dir, name)?)
+    });
+    if result.is_err() && fault::step("place: clean up").is_ok() {
+        // The first error is what the caller must see; a temporary file left behind is only litter.
+        let _ = rustix::fs::unlinkat(dir, temp.as_str(), AtFlags::empty());
+    }
+    result
+}
+
+/// A name for what is made beside its place and then renamed to it: no other call of this process has it.
+pub fn temporary_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Whether a name is one that temporary files have.
+pub fn is_temporary(name: &[u8]) -> bool {
+    std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(TEMPORARY)).is_some_and(is_number_pair)
+}
+
 /// A new file with a name of its own in `dir`.
 fn temporary(dir: &OwnedFd) -> io::Result<(String, File)> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     fault::step("replace: create")?;
     loop {
-        let name = format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = temporary_name();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name.as_str(), flags, Mode::from_raw_mode(0o600)) {
             Ok(fd) => {
@@ -161,7 +188,7 @@ pub fn litter(dir: &Path) -> io::Result<Vec<PathBuf>> {
     };
     for entry in entries {
         let entry = entry?;
-        let ours = entry.file_name().to_str().and_then(|name| name.strip_prefix(TEMPORARY)).is_some_and(is_number_pair);
+        let ours = is_temporary(entry.file_name().as_encoded_bytes());
         if ours && entry.file_type()?.is_file() && LockFile::is_free(&entry.path())? && entry.path().exists() {
             found.push(entry.path());
         }

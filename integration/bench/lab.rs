@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +81,8 @@ impl Lab {
         let subject = fs::canonicalize(&args.subject).with_context(|| args.subject.display().to_string())?;
         let option = |name: &str, value: &Path| vec![name.to_owned(), value.display().to_string()];
         let root = |name: &str| option("--root", &run.join(name));
-        fs::File::create(dir.join("config.toml"))?;
+        // The default, but for the containers that take part with both profiles.
+        writeln!(fs::File::create(dir.join("config.toml"))?, "allow = ['profile']")?;
         let mut lab = Lab {
             runtimes: vec![Runtime {
                 name: SUBJECT.into(),
@@ -214,6 +216,16 @@ impl Lab {
         let config = config::config(args, &format!("{}/{id}", self.cgroup));
         let file = fs::File::create(bundle.join("config.json"))?;
         serde_json::to_writer_pretty(file, &config)?;
+        Ok(bundle)
+    }
+
+    /// The same for the subject, with another profile than the default.
+    pub fn bundle_of(&self, args: &[&str], profile: &str) -> anyhow::Result<PathBuf> {
+        let bundle = self.bundle(args)?;
+        let path = bundle.join("config.json");
+        let mut config: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+        config["annotations"]["dev.agentsbx.profile"] = profile.into();
+        serde_json::to_writer_pretty(fs::File::create(&path)?, &config)?;
         Ok(bundle)
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
+use crate::conformance::lab::install;
 use crate::support::bundle::Bundle;
 use crate::support::{Env, result};
 
@@ -93,4 +94,33 @@ fn results_and_pids_can_go_to_dev_null() {
     let detached = env.cmd(["exec", "--detach", "--pid-file", &null, &bundle.id, "true"]);
     detached.output_to(env.dir.join("detached.out")).run().expect(0);
     assert!(std::fs::symlink_metadata(&null).expect("stat").is_symlink());
+}
+
+/// A command that makes its parent, the supervisor, its tracer stops at signals and at execve. That is not its end: it goes
+/// on, and what it did afterwards is in its layer.
+#[test]
+fn a_command_that_wants_to_be_traced_is_not_over_when_it_stops() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    install(
+        &bundle,
+        "traced",
+        r#"
+        #include <fcntl.h>
+        #include <signal.h>
+        #include <sys/ptrace.h>
+        #include <unistd.h>
+        static void got(int signal) { (void)signal; creat("/got", 0600); }
+        int main(int argc, char **argv) {
+            signal(SIGUSR1, got);
+            if (ptrace(PTRACE_TRACEME, 0, 0, 0)) return 9;
+            if (argc > 1) execv(argv[1], argv + 1);
+            raise(SIGUSR1);
+            return 7;
+        }"#,
+    );
+    bundle.exec(["/traced"]).expect(7);
+    assert_eq!(bundle.show()["end"]["code"], 7);
+    bundle.exec(["/traced", "/bin/touch", "/touched"]).expect(0);
+    assert_eq!(bundle.sh("ls /got /touched").ok(), "/got\n/touched");
 }

@@ -6,4 +6,5 @@ mod layers;
 mod leaks;
 mod recovery;
 mod run;
+mod seccomp;
 mod verbs;

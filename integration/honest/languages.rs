@@ -76,6 +76,7 @@ fn gnu_hello_is_configured_built_and_checked() {
          built and run",
     )
     .makes(&["build/config.status", "installed/bin/hello"])
+    .crosswise()
     .works();
 }
 
@@ -90,6 +91,7 @@ fn zlib_is_built_and_linked() {
          caught 120000",
     )
     .makes(&["zlib/installed/lib/libz.a", "zlib/threads"])
+    .crosswise()
     .works();
 }
 
@@ -138,5 +140,6 @@ fn java_compiles_and_runs_under_each_collector() {
          1",
     )
     .makes(&["java/honest.jar"])
+    .crosswise()
     .works();
 }

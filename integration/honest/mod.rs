@@ -54,13 +54,14 @@ struct Work {
     says: &'static str,
     makes: &'static [&'static str],
     who: &'static [Who],
+    crosswise: bool,
 }
 
 impl Work {
     /// `script` of `work/` prints `says`, and not a line more; of those lines, the ones that begin with `root:` or `user:`
     /// only as that one, without the prefix, and `*` is what may be any text. Indentation does not count.
     fn new(script: &'static str, says: &'static str) -> Work {
-        Work { script, says, makes: &[], who: &[Who::Root, Who::User] }
+        Work { script, says, makes: &[], who: &[Who::Root, Who::User], crosswise: false }
     }
 
     /// Paths, below the home directory where they aren't absolute, that an exec's diff must have as added.
@@ -73,9 +74,19 @@ impl Work {
         Work { who, ..self }
     }
 
+    /// What takes long is done by root as first process, and by the user as exec, and not the other way round too.
+    fn crosswise(self) -> Work {
+        Work { crosswise: true, ..self }
+    }
+
     /// Does it in all ways.
     #[track_caller]
     fn works(&self) {
+        if self.crosswise {
+            self.as_first(Who::Root);
+            self.as_exec(&Container::running(), Who::User);
+            return;
+        }
         for who in self.who {
             self.as_first(*who);
         }
@@ -175,14 +186,19 @@ struct Container {
 impl Container {
     /// Its bundle; nothing runs yet.
     fn new(who: Who, args: &[&str]) -> Container {
+        Container::configured(who, args, "")
+    }
+
+    /// The same, with a configuration.
+    fn configured(who: Who, args: &[&str], text: &str) -> Container {
         let env = Env::new();
         let id = unique("honest");
         let bundle = env.dir.join(&id);
         for dir in ["rootfs", "upper", "work"] {
             fs::create_dir_all(bundle.join(dir)).expect("make a bundle");
         }
-        let config = env.dir.join("default.toml");
-        fs::write(&config, "").expect("write a configuration");
+        let config = env.dir.join("config.toml");
+        fs::write(&config, text).expect("write a configuration");
         let at = |name: &str| bundle.join(name).display().to_string();
         let image = images::work_rootfs();
         let options = format!("lowerdir={},upperdir={},workdir={}", image.display(), at("upper"), at("work"));
@@ -190,7 +206,7 @@ impl Container {
         let sources = images::repository().join("integration/honest/work");
         Cmd::new("cp").arg("-R").arg(sources).arg(at("rootfs") + "/srv/work").ok();
         // Engines mount one of their own.
-        fs::write(bundle.join("rootfs/etc/hosts"), "127.0.0.1 localhost\n").expect("write hosts");
+        fs::write(bundle.join("rootfs/etc/hosts"), "127.0.0.1 localhost box\n").expect("write hosts");
         let spec = spec(who, args, &format!("{}/{id}", process().cgroup));
         fs::write(bundle.join("config.json"), spec.to_string()).expect("write config.json");
         Container { env, id, bundle, config }
@@ -198,7 +214,12 @@ impl Container {
 
     /// One whose first process only waits.
     fn running() -> Container {
-        let container = Container::new(Who::Root, &["sleep", "100000"]);
+        Container::running_with("")
+    }
+
+    /// The same, with a configuration.
+    fn running_with(text: &str) -> Container {
+        let container = Container::configured(Who::Root, &["sleep", "100000"], text);
         let run = container.cmd(["run", "--detach", "--bundle"]).arg(&container.bundle).arg(&container.id);
         run.output_to(container.bundle.join("out")).run().expect(0);
         container

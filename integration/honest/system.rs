@@ -1,6 +1,6 @@
 //! What is asked of the system itself: version control, databases, archives, packages, users, shells, debuggers.
 
-use super::{Who, Work};
+use super::{Container, Who, Work};
 
 #[test]
 fn git_does_a_project_s_day() {
@@ -93,7 +93,7 @@ fn users_are_made_and_become() {
          setpriv worker users crew
          worker reads no shadow
          sudo worker
-         chroot worker:crew
+         cannot change root directory to '/': Operation not permitted
          python (1000, 1000, 1000)
          worker:crew 640
          user:user 2640
@@ -150,4 +150,34 @@ fn debuggers_on_children_of_their_own() {
     )
     .makes(&["strace.log"])
     .works();
+}
+
+/// What root may do, by what each capability is for: with those of the profile, and then without them, which shows that it
+/// is they that let it.
+#[test]
+fn root_has_the_capabilities_that_its_work_needs() {
+    const CHANGE_USER: [&str; 5] = ["CHOWN", "SETFCAP", "NET_BIND_SERVICE", "SETGID", "SETUID"];
+    const OF_OTHERS: [&str; 4] = ["FSETID", "FOWNER", "DAC_OVERRIDE", "KILL"];
+    const NEVER: [&str; 5] = ["MKNOD", "NET_RAW", "SYS_ADMIN", "SYS_CHROOT", "SYS_NICE"];
+    let tried = |dropped: &[&str]| {
+        let container = Container::running_with(&format!("capabilities.drop = {dropped:?}"));
+        let output = container.exec(Who::Root, &["python3", "/srv/work/rights.py"]).args(dropped).run().expect(0);
+        move |name: &str| {
+            let line = output.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("{name} was not tried: {}", output.stdout)).to_owned()
+        }
+    };
+    let all = tried(&[]);
+    for name in CHANGE_USER.iter().chain(&OF_OTHERS) {
+        assert_eq!(all(name), "works", "{name}");
+    }
+    for name in NEVER {
+        assert_ne!(all(name), "works", "{name}");
+    }
+    for dropped in [&CHANGE_USER[..], &OF_OTHERS[..]] {
+        let fewer = tried(dropped);
+        for name in dropped {
+            assert_ne!(fewer(name), "works", "{name}");
+        }
+    }
 }

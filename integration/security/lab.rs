@@ -50,12 +50,22 @@ pub enum Place {
     Shared,
     /// An exec as user 1000.
     User,
-    /// An exec for which all capabilities are asked.
+    /// An exec for which all capabilities are asked by flags.
     Capable,
+    /// An exec described by an engine, with every capability in every set and new privileges.
+    Described,
 }
 
 /// All of them.
-pub const PLACES: [Place; 5] = [Place::First, Place::Exec, Place::Shared, Place::User, Place::Capable];
+pub const PLACES: [Place; 6] =
+    [Place::First, Place::Exec, Place::Shared, Place::User, Place::Capable, Place::Described];
+
+impl Place {
+    /// Asking for so much may be refused as a whole.
+    pub fn may_be_refused(self) -> bool {
+        matches!(self, Place::Capable | Place::Described)
+    }
+}
 
 /// Every capability that this process could hand on: the names of bits 0 to 40 of `<linux/capability.h>`.
 pub fn all_capabilities() -> &'static [String] {
@@ -152,10 +162,21 @@ pub fn at(place: Place, bundle: &Bundle<'_>, words: &[&str]) -> Output {
             let line = format!("first process: {words:?}");
             return Output { line, code: 0, stdout, stderr: String::new(), took: Duration::ZERO };
         }
-        Place::Exec => {}
+        Place::Exec | Place::Described => {}
         Place::Shared => cmd = cmd.args(["--layer", "shared"]),
         Place::User => cmd = cmd.args(["--user", "1000:1000"]),
         Place::Capable => cmd = all_capabilities().iter().fold(cmd, |cmd, cap| cmd.args(["--cap", cap])),
+    }
+    if place == Place::Described {
+        let file = bundle.dir.join("process.json");
+        let sets = ["bounding", "effective", "permitted", "inheritable", "ambient"];
+        let capabilities: serde_json::Map<String, Value> =
+            sets.iter().map(|set| ((*set).to_owned(), json!(all_capabilities()))).collect();
+        let args: Vec<&str> = std::iter::once("/attack").chain(words.iter().copied()).collect();
+        let process = json!({"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": args, "env": ["PATH=/bin"],
+            "noNewPrivileges": false, "capabilities": capabilities});
+        fs::write(&file, process.to_string()).expect("write process.json");
+        return cmd.arg("--process").arg(file).arg(&bundle.id).run();
     }
     cmd.args([bundle.id.as_str(), "/attack"]).args(words).run()
 }

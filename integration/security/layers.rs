@@ -120,3 +120,40 @@ fn huge_arguments_are_answered() {
     assert_eq!(bundle.sh("echo fine").ok(), "fine");
     assert!(env.ok(["log", &bundle.id]).len() < 100_000);
 }
+
+/// So many layers that the runtime merges them, in which a directory and a link out of the container take turns in one
+/// place, with files written below: nothing is written through a link, and what is seen is what the last exec made.
+#[test]
+fn merging_layers_follows_no_link() {
+    let env = strict();
+    let canary = Canary::new(&env);
+    let bundle = hostile(&env, Asks::Usual, ["/attack", "serve"]);
+    fs::create_dir_all(bundle.rootfs.join("d/sub")).expect("mkdir");
+    bundle.start();
+    let host = canary.dir.display();
+    let up = format!("../../../../../../../../../../..{host}");
+    for round in 0..40 {
+        let script = match round % 4 {
+            0 => format!("rm -rf /d && ln -s {host} /d"),
+            1 => format!(
+                "rm -rf /d && mkdir -p /d/sub && echo {round} >/d/{0} && echo {round} >/d/sub/file",
+                canary.name
+            ),
+            2 => format!("rm -rf /d/sub && ln -s {host}/sub /d/sub; ln -sfn {up} /e"),
+            _ => format!(
+                "rm -rf /d/sub /e && mkdir -p /d/sub /e/sub && echo {round} >/d/sub/file && echo x >/e/{}",
+                canary.name
+            ),
+        };
+        bundle.sh(&script).expect(0);
+    }
+    canary.assert_untouched(&[&env.ok(["diff", &bundle.id, "--patch"])]);
+    assert_eq!(bundle.sh(&format!("cat /d/sub/file /d/{0} /e/{0}", canary.name)).ok(), "39\n37\nx");
+    env.ok(["rollback", &bundle.id, "37"]);
+    // Of the 37th generation: the link is there, as a link.
+    assert_eq!(bundle.sh("readlink /d").ok(), host.to_string());
+    env.ok(["gc"]);
+    env.ok(["rollback", &bundle.id, "0"]);
+    assert_eq!(bundle.sh("ls -A /d/sub").ok(), "");
+    canary.assert_untouched(&[]);
+}

@@ -14,3 +14,10 @@ mod neighbours;
 mod privileges;
 mod races;
 mod runtime_binary;
+
+/// Every test that docs/threat-model.md names is there.
+#[test]
+fn the_threat_model_names_tests_that_exist() {
+    let (seen, missing) = crate::support::named::tests("docs/threat-model.md");
+    assert!(seen > 40 && missing.is_empty(), "{seen} names, missing: {missing:?}");
+}

@@ -131,3 +131,24 @@ fn execs_end_with_the_first_process() {
     assert_eq!(at(Place::Exec, &bundle, &["identity"]).code, 255, "no exec in what has ended");
     env.ok(["delete", "--force", &bundle.id]);
 }
+
+/// A command that has cleared its parent-death signal and ignores SIGTERM outlives a supervisor that was killed, until the
+/// next command comes by.
+#[test]
+fn a_command_that_outlives_its_supervisor_is_ended() {
+    let env = strict();
+    let bundle = serving(&env, Asks::Usual);
+    let file = bundle.dir.join("supervisor.pid");
+    let (pid, _) = victim(&bundle, &["--pid-file", file.to_str().expect("a path")]);
+    let supervisor: i32 = fs::read_to_string(&file).expect("read").parse().expect("a pid");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(supervisor).expect("a pid"),
+        rustix::process::Signal::KILL,
+    )
+    .expect("kill");
+    let alive = || order(&bundle, "processes").contains(&format!("process {pid} "));
+    assert!(alive(), "it was not even tried");
+    env.ok(["recover"]);
+    assert!(!alive());
+    assert_eq!(bundle.sh("echo fine").ok(), "fine");
+}

@@ -54,6 +54,10 @@ fn shared_volume(profile: &str, seconds: u64) {
                     json!({"destination": destination, "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]});
                 other.config["mounts"].as_array_mut().expect("mounts").push(tmpfs);
             }
+            // So is a working directory.
+            if made % 2 == 1 {
+                other.config["process"]["cwd"] = format!("/vol/sub/{marker}-3").into();
+            }
             bind(&mut other, &volume, "/vol/sub/again");
             let output = other.run();
             if output.code == 0 {
@@ -70,7 +74,7 @@ fn shared_volume(profile: &str, seconds: u64) {
         let _ = fs::remove_file(volume.join("sub.other"));
         let _ = fs::remove_dir_all(volume.join("sub.other"));
     }
-    for n in 0..3 {
+    for n in 0..4 {
         let outside = std::path::PathBuf::from(format!("/{marker}-{n}"));
         assert!(!outside.exists(), "{} was made", outside.display());
     }
@@ -197,4 +201,55 @@ fn links_out_of_the_root_are_not_followed() {
     env.ok(["reset", &bundle.id]);
     assert_eq!(Cmd::new("find").arg(&canary.dir).run().ok(), list);
     canary.assert_untouched(&[]);
+}
+
+/// One container's changes of a copy-on-write mount are applied to the host's directory while another, which has that
+/// directory itself, swaps what is in it for a link: nothing outside is written or deleted.
+fn applied_below(rounds: u32) {
+    let env = strict();
+    let canary = Canary::new(&env);
+    let volume = env.dir.join("project");
+    fs::create_dir_all(volume.join("sub")).expect("mkdir");
+    let up = format!("../../../../../../../../../../..{}", canary.dir.display());
+    let mut done = 0;
+    for target in [canary.dir.display().to_string(), up] {
+        let swapping = swapper(&env, &volume, &target, 600);
+        let mut bundle = hostile(&env, Asks::Usual, ["sleep", "100000"]);
+        bind(&mut bundle, &volume, "/work");
+        bundle.config["annotations"] = json!({"dev.agentsbx.mounts": r#"{"/work": "cow"}"#});
+        bundle.start();
+        for round in 0..rounds {
+            let script = format!(
+                "cd /work; rm -rf sub; mkdir -p sub/sub; echo {round} >sub/{0}; echo {round} >sub/sub/file; \
+                 echo {round} >sub/new; echo {round} >beside",
+                canary.name
+            );
+            bundle.sh(&script).expect(0);
+            for options in [&[] as &[&str], &["--force"]] {
+                done += u32::from(env.cmd(["apply", &bundle.id]).args(options).run().code == 0);
+            }
+        }
+        for id in [&swapping.id, &bundle.id] {
+            env.ok(["delete", "--force", id]);
+        }
+        for name in ["sub", "sub.other"] {
+            let _ = fs::remove_file(volume.join(name));
+            let _ = fs::remove_dir_all(volume.join(name));
+        }
+        canary.assert_untouched(&[]);
+    }
+    assert!(done > 0 && volume.join("beside").exists(), "nothing was ever applied");
+}
+
+/// Short.
+#[test]
+fn applying_what_is_swapped_meanwhile_stays_inside() {
+    applied_below(8);
+}
+
+/// Long.
+#[test]
+#[ignore = "minutes"]
+fn a_long_applying_of_what_is_swapped_meanwhile_stays_inside() {
+    applied_below(400);
 }

@@ -95,6 +95,11 @@ impl<'e> Bundle<'e> {
 
     /// A full walk of what an exec sees, through the eyes of one that waits meanwhile and is discarded.
     pub fn walk_as_exec(&self) -> Tree {
+        self.walk_as_exec_at("")
+    }
+
+    /// The same of a directory, which may be a mount; relative to it.
+    pub fn walk_as_exec_at(&self, dir: &str) -> Tree {
         let file = self.dir.join("walker.pid");
         let options =
             ["exec", "--detach", "--layer", "discard", "--timeout", "0", "--env", "PATH=/bin:/bin2", "--pid-file"];
@@ -111,7 +116,7 @@ impl<'e> Bundle<'e> {
             let child = fs::read_to_string(&children).ok()?.trim().parse().ok()?;
             fs::read(format!("/proc/{child}/cmdline")).ok()?.starts_with(b"sleep").then_some(child)
         });
-        let tree = walk(Path::new(&format!("/proc/{command}/root/")));
+        let tree = walk(Path::new(&format!("/proc/{command}/root/{dir}")));
         let pid = rustix::process::Pid::from_raw(command).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
         // Ended is ended, also where the host's pid 1 is slow to reap.

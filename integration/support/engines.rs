@@ -53,9 +53,19 @@ impl Engines {
         }
         let store = data.join("store");
         let wrapper = data.join("agentsbx");
-        let script = format!("#!/bin/sh\nexec '{}' --store '{}' \"$@\"\n", binary().display(), store.display());
-        fs::write(&wrapper, script).expect("write the wrapper");
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let wrap = |wrapper: &Path, variables: &str| {
+            let (binary, store) = (binary(), store.display());
+            let script = format!("#!/bin/sh\n{variables} exec '{}' --store '{store}' \"$@\"\n", binary.display());
+            fs::write(wrapper, script).expect("write the wrapper");
+            fs::set_permissions(wrapper, fs::Permissions::from_mode(0o755)).expect("chmod");
+        };
+        wrap(&wrapper, "");
+        // The second runtime: strict, with all volumes copy on write. This Docker's client can't give annotations.
+        let config = data.join("cow.toml");
+        let exec = process().data.display();
+        let text = format!("profile = 'strict'\n[mounts]\ndefault = 'cow'\nexec = ['{exec}']\n");
+        fs::write(&config, text).expect("write a configuration");
+        wrap(&data.join("agentsbx-cow"), &format!("AGENTSBX_CONFIG='{}'", config.display()));
         let logs = if remap.is_some() { process().logs.join("remap") } else { process().logs.clone() };
         let mut start = Cmd::new(repository().join("hack/engines.sh"))
             .args([run, data])

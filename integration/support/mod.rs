@@ -6,6 +6,7 @@ pub mod docker;
 pub mod engines;
 pub mod env;
 pub mod images;
+pub mod named;
 pub mod result;
 pub mod walk;
 

@@ -125,6 +125,14 @@ fn event_text(kind: &str, payload: &Value, short: usize) -> String {
         "rollback" => format!("rollback from {} to {}", number("from"), number("to")),
         "reset" => format!("reset from {} to {}, execs killed: {}", number("from"), number("to"), number("killed")),
         "commit" => format!("commit of {} as generation {}", exec(), number("generation")),
+        "apply" => format!(
+            "apply of generation {} to the host: {} created, {} replaced, {} deleted, {} with other attributes",
+            number("generation"),
+            number("created"),
+            number("replaced"),
+            number("deleted"),
+            number("metadata")
+        ),
         "discard" => format!("discard of {}", exec()),
         other => render::visible(other),
     }

@@ -2,6 +2,7 @@
 //!
 //! Arguments come in Go's style and are first brought into clap's (`argv`); errors leave in one place (`report`).
 
+mod apply;
 mod argv;
 mod check;
 mod checkpoint;
@@ -201,6 +202,7 @@ enum Command {
     Discard(discard::Args),
     Rollback(rollback::Args),
     Reset(reset::Args),
+    Apply(apply::Args),
     Recover(recover::Args),
     Gc(gc::Args),
     Fsck(fsck::Args),
@@ -217,6 +219,7 @@ enum Command {
 impl Command {
     fn run(self, global: &Global) -> anyhow::Result<u8> {
         match self {
+            Command::Apply(args) => apply::run(global, args),
             Command::Check(args) => check::run(global, args),
             Command::Checkpoint(args) => checkpoint::run(global, args),
             Command::Commit(args) => commit::run(global, args),

@@ -96,17 +96,20 @@ pub fn clip(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Rows of cells as lines; the first row is the head. Cells are padded by what they show, colour codes aside.
+/// Rows of cells as lines; the first row is the head. Cells are padded by what they show, colour codes aside; one with
+/// nothing after it in its row may be longer than its column.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |n: usize| rows.iter().filter_map(|r| r.get(n)).map(|c| shown_width(c)).max().unwrap_or(0);
+    let goes_on = |row: &[String], n: usize| row.iter().skip(n + 1).any(|cell| !cell.is_empty());
+    let padded = |n: usize| rows.iter().filter(move |row| goes_on(row, n)).filter_map(move |row| row.get(n));
+    let width = |n: usize| padded(n).map(|cell| shown_width(cell)).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut out = String::new();
     for row in rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
             line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', width - shown_width(cell) + 2));
+            line.extend(std::iter::repeat_n(' ', width.saturating_sub(shown_width(cell)) + 2));
         }
         out.push_str(line.trim_end());
         out.push('\n');
@@ -381,8 +384,9 @@ mod tests {
             vec!["A".into(), "B".into()],
             vec!["\x1b[1mlong\x1b[0m".into(), "x".into()],
             vec!["ü".into(), String::new()],
+            vec!["nothing comes after it".into(), String::new()],
         ];
-        assert_eq!(table(&rows), "A     B\n\x1b[1mlong\x1b[0m  x\nü\n");
+        assert_eq!(table(&rows), "A     B\n\x1b[1mlong\x1b[0m  x\nü\nnothing comes after it\n");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::error::DiffError;
 use super::locate::{file_type, mtime, rdev, size};
 use super::path::PathBytes;
 use super::rename::{Candidate, Candidates, Key};
+use super::view::View;
 use super::xattr::{Reader, Xattrs};
 
 pub(crate) const UPPER: usize = 0;
@@ -52,6 +53,8 @@ struct Level {
     hidden: bool,
     /// The changes counted before it.
     before: u64,
+    /// Of these, the ones at and below grafts.
+    grafted: u64,
 }
 
 /// Names of one inode of an upper: (layer, device, inode) to paths, with the index of their change.
@@ -67,6 +70,8 @@ pub(crate) struct Comparison<'o> {
     candidates: Candidates,
     /// Paths met that are gone, listed or not.
     gone: u64,
+    /// The changes counted at and below grafts.
+    grafted: u64,
     path_bytes: usize,
     plan: Vec<Prune>,
 }
@@ -92,25 +97,25 @@ struct Compared {
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty list, [`DiffError::TooDeep`] and [`DiffError::TooLarge`] at the bounds of
 /// `options`, [`DiffError::Call`] where the kernel refuses. What vanishes in the plain tree meanwhile is no error.
-pub fn compare(uppers: &[BorrowedFd<'_>], lowers: &[BorrowedFd<'_>], options: &Options) -> Result<Diff, DiffError> {
-    Ok(run(uppers, lowers, options)?.0)
+pub fn compare<'a>(
+    uppers: &[BorrowedFd<'_>],
+    lowers: impl Into<View<'a>>,
+    options: &Options,
+) -> Result<Diff, DiffError> {
+    Ok(run(uppers, &lowers.into(), options)?.0)
 }
 
 /// [`compare`], and what can be pruned of a single upper.
 pub(crate) fn run(
     uppers: &[BorrowedFd<'_>],
-    lowers: &[BorrowedFd<'_>],
+    lowers: &View<'_>,
     options: &Options,
 ) -> Result<(Diff, Vec<Prune>), DiffError> {
-    if uppers.is_empty() || lowers.is_empty() {
+    if uppers.is_empty() || lowers.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "compare" });
     }
-    let sides = [
-        Side { layers: uppers, plain_last: false },
-        Side { layers: lowers, plain_last: true },
-        Side { layers: &[], plain_last: false },
-    ];
-    let root = Level { role: Role::Merged { equal: false, hiding: None }, hidden: false, before: 0 };
+    let sides = [Side::layers(uppers), Side::view(lowers), Side::layers(&[])];
+    let root = Level { role: Role::Merged { equal: false, hiding: None }, hidden: false, before: 0, grafted: 0 };
     let descent = Descent::new(sides, [true, false, false], options.namespace, options.max_depth, root)?;
     let mut comparison = Comparison {
         options,
@@ -121,16 +126,18 @@ pub(crate) fn run(
         links: Links::new(),
         candidates: Candidates::default(),
         gone: 0,
+        grafted: 0,
         path_bytes: 0,
         plan: Vec::new(),
     };
-    comparison.root()?;
+    comparison.own_attributes()?;
     comparison.walk()?;
     comparison.finish(uppers, lowers)
 }
 
 impl Comparison<'_> {
-    fn root(&mut self) -> Result<(), DiffError> {
+    /// The innermost frame's own directory, which both sides have.
+    fn own_attributes(&mut self) -> Result<(), DiffError> {
         self.descent.select(b"");
         let stat = |side: usize| {
             let fd = self.descent.frame().dirs[side][0].fd();
@@ -138,8 +145,10 @@ impl Comparison<'_> {
         };
         let (upper, lower) = (stat(UPPER)?, stat(LOWER)?);
         let upper = Seen { side: UPPER, at: 0, stat: &upper };
-        let equal = self.metadata(upper, Seen { side: LOWER, at: 0, stat: &lower })?;
-        self.descent.frame_mut().data.role = Role::Merged { equal, hiding: None };
+        let own = self.metadata(upper, Seen { side: LOWER, at: 0, stat: &lower })?;
+        if let Role::Merged { equal, .. } = &mut self.descent.frame_mut().data.role {
+            *equal = own;
+        }
         Ok(())
     }
 
@@ -157,6 +166,9 @@ impl Comparison<'_> {
         let dirs = &self.descent.frame().dirs;
         let none = |side: usize| dirs[side].is_empty();
         let upper = if none(UPPER) { Found::Absent } else { self.descent.resolve(UPPER)? };
+        if self.descent.is_graft(LOWER) {
+            return self.graft(upper);
+        }
         let lower = if none(LOWER) { Found::Absent } else { self.descent.resolve(LOWER)? };
         match (upper, lower) {
             (Found::Absent, Found::Absent | Found::Whiteout) => Ok(()),
@@ -199,10 +211,22 @@ impl Comparison<'_> {
                 let hiding = (closed && !hidden_above).then_some(self.plan.len());
                 let equal = self.metadata(upper, lower)?;
                 let hidden = hidden_above || closed;
-                let level = Level { role: Role::Merged { equal, hiding }, hidden, before };
+                let level = Level { role: Role::Merged { equal, hiding }, hidden, before, grafted: self.grafted };
                 self.descent.enter([dirs, lower_dirs, Vec::new()], [true, hidden, false], level)
             }
         }
+    }
+
+    /// A mount point, below which the lower view is another. The mount kept it from being removed or replaced.
+    fn graft(&mut self, upper: Found) -> Result<(), DiffError> {
+        let (Found::Dir { dirs, .. }, Found::Dir { dirs: lower, .. }) = (upper, self.descent.resolve(LOWER)?) else {
+            return Ok(());
+        };
+        let before = self.diff.summary.changes();
+        let role = Role::Merged { equal: false, hiding: None };
+        let level = Level { role, hidden: false, before, grafted: self.grafted };
+        self.descent.enter([dirs, lower, Vec::new()], [true, false, false], level)?;
+        self.own_attributes()
     }
 
     /// The index, in the current frame, of the layer whose directory is seen.
@@ -243,7 +267,7 @@ impl Comparison<'_> {
         let mut pending = None;
         if from_type.is_none() {
             change.attributes_digest = Some(digest(stat, &self.read_xattrs(seen)?));
-            if self.options.leads_to_ignored(&self.descent.path) {
+            if self.options.leads_to_ignored(&self.descent.path) || self.descent.leads_to_graft(LOWER) {
                 pending = Some(Box::new(change));
             } else {
                 self.emit(change)?;
@@ -253,7 +277,7 @@ impl Comparison<'_> {
         } else {
             self.emit(change)?;
         }
-        let level = Level { role: Role::Added { pending }, hidden: true, before };
+        let level = Level { role: Role::Added { pending }, hidden: true, before, grafted: self.grafted };
         self.descent.enter([dirs, Vec::new(), Vec::new()], [true, false, false], level)
     }
 
@@ -281,7 +305,7 @@ impl Comparison<'_> {
 
     fn enter_gone(&mut self, dirs: Vec<LayerDir>, change: Option<usize>) -> Result<(), DiffError> {
         let role = Role::Gone { change, before: self.gone };
-        let level = Level { role, hidden: true, before: self.diff.summary.changes() };
+        let level = Level { role, hidden: true, before: self.diff.summary.changes(), grafted: self.grafted };
         self.descent.enter([Vec::new(), dirs, Vec::new()], [false, true, false], level)
     }
 
@@ -485,7 +509,12 @@ impl Comparison<'_> {
     }
 
     fn left(&mut self, level: Level) -> Result<(), DiffError> {
-        let quiet = self.diff.summary.changes() == level.before;
+        let changes = self.diff.summary.changes() - level.before;
+        if self.descent.is_graft(LOWER) {
+            self.grafted = level.grafted + changes;
+        }
+        // What is told of a mount is not told of the directories that lead to it.
+        let quiet = changes == self.grafted - level.grafted;
         match level.role {
             Role::Gone { change, before } => {
                 let entries = self.gone - before;
@@ -521,7 +550,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn finish(mut self, uppers: &[BorrowedFd<'_>], lowers: &[BorrowedFd<'_>]) -> Result<(Diff, Vec<Prune>), DiffError> {
+    fn finish(mut self, uppers: &[BorrowedFd<'_>], lowers: &View<'_>) -> Result<(Diff, Vec<Prune>), DiffError> {
         let linked = tell_links(std::mem::take(&mut self.links), &mut self.diff.changes);
         if !linked.is_empty() {
             self.plan.retain(|step| !matches!(step, Prune::Entry(path) if linked.contains(path)));

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::error::DiffError;
 use super::path::PathBytes;
+use super::view::{Graft, View};
 use super::xattr::{Namespace, Opaque, opaque};
 use crate::sys::fs::getxattr_at;
 
@@ -31,8 +32,19 @@ pub(crate) const DIR_FLAGS: OFlags =
 
 struct Root {
     fd: OwnedFd,
-    /// A plain tree: its marks are not looked at. It may be live, so what vanishes in it is taken as not there.
+    /// A plain tree: its marks are not looked at.
     plain: bool,
+    /// It may be written to meanwhile, so what vanishes in it is taken as not there.
+    live: bool,
+    /// How much of a path is above it: the length of the mount's path that it is grafted at.
+    above: usize,
+}
+
+/// See [`super::View`].
+struct Grafted {
+    at: Vec<u8>,
+    /// Its layers' indices.
+    layers: std::ops::Range<usize>,
 }
 
 /// One layer's directory at a level.
@@ -92,10 +104,25 @@ pub(crate) struct Side<'a> {
     pub layers: &'a [BorrowedFd<'a>],
     /// Its last layer is a plain tree.
     pub plain_last: bool,
+    /// Where other layers take the plain tree's place.
+    pub grafts: &'a [Graft<'a>],
+}
+
+impl<'a> Side<'a> {
+    /// Layers in overlayfs's upper format.
+    pub fn layers(layers: &'a [BorrowedFd<'a>]) -> Self {
+        Side { layers, plain_last: false, grafts: &[] }
+    }
+
+    /// A lower view.
+    pub fn view(view: &'a View<'a>) -> Self {
+        Side { layers: &view.layers, plain_last: true, grafts: &view.grafts }
+    }
 }
 
 pub(crate) struct Descent<T> {
     roots: [Vec<Root>; SIDES],
+    grafts: [Vec<Grafted>; SIDES],
     ns: Namespace,
     max_depth: usize,
     /// The path of the current entry: empty for the root.
@@ -118,6 +145,7 @@ impl<T> Descent<T> {
     ) -> Result<Self, DiffError> {
         let mut descent = Descent {
             roots: Default::default(),
+            grafts: Default::default(),
             ns,
             max_depth,
             path: Vec::new(),
@@ -136,8 +164,19 @@ impl<T> Descent<T> {
                 let again = again.map_err(|source| descent.failed("openat", s, layer, source))?;
                 let mark = if plain { Ok(Opaque::No) } else { opaque(again.as_fd(), ns) };
                 let mark = mark.map_err(|source| descent.failed("fgetxattr", s, layer, source))?;
-                descent.roots[s].push(Root { fd: root, plain });
+                descent.roots[s].push(Root { fd: root, plain, live: plain, above: 0 });
                 dirs[s].push(LayerDir { layer, fd: Some(again), attr_whiteouts: mark == Opaque::Whiteouts });
+            }
+            for graft in side.grafts {
+                let start = descent.roots[s].len();
+                for (n, fd) in graft.base.iter().enumerate() {
+                    let root = openat(fd, c".", DIR_FLAGS, Mode::empty());
+                    let root = root.map_err(|source| descent.failed("openat", s, start + n, source))?;
+                    let plain = n + 1 == graft.base.len();
+                    descent.roots[s].push(Root { fd: root, plain, live: true, above: graft.at.as_bytes().len() });
+                }
+                let layers = start..descent.roots[s].len();
+                descent.grafts[s].push(Grafted { at: graft.at.as_bytes().to_vec(), layers });
             }
         }
         descent.enter(dirs, list, data)?;
@@ -230,7 +269,7 @@ impl<T> Descent<T> {
             for dir in dirs {
                 let read = read_names(dir.fd(), &mut self.buffer, &mut names);
                 match read {
-                    Err(Errno::NOENT) if self.roots[s][dir.layer].plain => {}
+                    Err(Errno::NOENT) if self.roots[s][dir.layer].live => {}
                     read => read.map_err(|source| self.failed("getdents64", s, dir.layer, source))?,
                 }
                 listed += 1;
@@ -264,9 +303,53 @@ impl<T> Descent<T> {
         Ok(Some(frame))
     }
 
+    /// Whether another tree is grafted at the current entry.
+    pub fn is_graft(&self, side: usize) -> bool {
+        self.graft(side).is_some()
+    }
+
+    /// Whether one is grafted at the current entry or below it.
+    pub fn leads_to_graft(&self, side: usize) -> bool {
+        let below = |at: &[u8]| at == self.path || super::path::is_below(at, &self.path);
+        self.grafts[side].iter().any(|graft| below(&graft.at))
+    }
+
+    fn graft(&self, side: usize) -> Option<&Grafted> {
+        self.grafts[side].iter().find(|graft| graft.at == self.path)
+    }
+
     /// What a side shows at the current entry.
     pub fn resolve(&self, side: usize) -> Result<Found, DiffError> {
-        self.resolve_in(side, &self.frame().dirs[side])
+        match self.graft(side) {
+            Some(graft) => self.resolve_graft(side, graft),
+            None => self.resolve_in(side, &self.frame().dirs[side]),
+        }
+    }
+
+    /// A mount point is a directory and stays one: whatever else a layer has at its path is not looked at.
+    fn resolve_graft(&self, side: usize, graft: &Grafted) -> Result<Found, DiffError> {
+        let mut dirs = Vec::new();
+        let own = |layer: usize| !self.roots[side][layer].plain && self.roots[side][layer].above == 0;
+        for dir in self.frame().dirs[side].iter().filter(|dir| own(dir.layer)) {
+            match openat(dir.fd(), self.name(), DIR_FLAGS, Mode::empty()) {
+                Ok(fd) => dirs.push((dir.layer, fd)),
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(source) => return Err(self.failed("openat", side, dir.layer, source)),
+            }
+        }
+        for layer in graft.layers.clone() {
+            let fd = openat(&self.roots[side][layer].fd, c".", DIR_FLAGS, Mode::empty());
+            dirs.push((layer, fd.map_err(|source| self.failed("openat", side, layer, source))?));
+        }
+        let Some((layer, fd)) = dirs.first() else { return Ok(Found::Absent) };
+        let stat = rustix::fs::fstat(fd).map_err(|source| self.failed("fstat", side, *layer, source))?;
+        let mut found = Vec::new();
+        for (layer, fd) in dirs {
+            let mark = if self.roots[side][layer].plain { Ok(Opaque::No) } else { opaque(fd.as_fd(), self.ns) };
+            let mark = mark.map_err(|source| self.failed("fgetxattr", side, layer, source))?;
+            found.push(LayerDir { layer, fd: Some(fd), attr_whiteouts: mark == Opaque::Whiteouts });
+        }
+        Ok(Found::Dir { stat, dirs: found, closed: false })
     }
 
     fn resolve_in(&self, side: usize, dirs: &[LayerDir]) -> Result<Found, DiffError> {
@@ -275,11 +358,11 @@ impl<T> Descent<T> {
         let mut found = Vec::new();
         let mut closed = false;
         for (at, dir) in dirs.iter().enumerate() {
-            let plain = self.roots[side][dir.layer].plain;
+            let (plain, live) = (self.roots[side][dir.layer].plain, self.roots[side][dir.layer].live);
             let stat = match statat(dir.fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 Err(Errno::NOENT) => continue,
-                Err(Errno::STALE) if plain => continue,
+                Err(Errno::STALE) if live => continue,
                 Err(source) => return Err(self.failed("newfstatat", side, dir.layer, source)),
             };
             if self.is_whiteout(side, dir, name, &stat)? {
@@ -298,7 +381,7 @@ impl<T> Descent<T> {
             }
             let fd = match openat(dir.fd(), name, DIR_FLAGS, Mode::empty()) {
                 Ok(fd) => fd,
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) if plain => continue,
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) if live => continue,
                 Err(source) => return Err(self.failed("openat", side, dir.layer, source)),
             };
             let mark = if plain { Ok(Opaque::No) } else { opaque(fd.as_fd(), self.ns) };
@@ -352,13 +435,15 @@ impl<T> Descent<T> {
             let layers: Vec<usize> = self.frames[top].dirs[side].iter().map(|dir| dir.layer).collect();
             for layer in layers {
                 let mut at: Option<OwnedFd> = None;
-                for level in 0..=top {
+                // The level of the layer's own root.
+                let first = ends.iter().position(|end| *end == self.roots[side][layer].above).unwrap_or(0);
+                for level in first..=top {
                     let from = at.as_ref().map_or(self.roots[side][layer].fd.as_fd(), |fd| fd.as_fd());
-                    let part = if level == 0 { &b"."[..] } else { &self.path[ends[level - 1] + 1..ends[level]] };
+                    let part = if level == first { &b"."[..] } else { &self.path[ends[level - 1] + 1..ends[level]] };
                     let next = match openat(from, part, DIR_FLAGS, Mode::empty()) {
                         Ok(next) => next,
                         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE)
-                            if self.roots[side][layer].plain =>
+                            if self.roots[side][layer].live =>
                         {
                             self.frames[top].dirs[side].retain(|dir| dir.layer != layer);
                             at = None;
@@ -368,7 +453,7 @@ impl<T> Descent<T> {
                     };
                     if let Some(done) = at.replace(next)
                         && level + REOPEN > top
-                        && level > 0
+                        && level > first
                     {
                         self.put(level - 1, side, layer, done);
                     }

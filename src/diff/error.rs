@@ -32,6 +32,23 @@ pub enum DiffError {
         #[source]
         source: Errno,
     },
+    /// A system call failed on the host's directory of a copy-on-write mount.
+    #[error("{call} {path} (on the host)")]
+    Host {
+        /// The system call's name.
+        call: &'static str,
+        /// The path on the host.
+        path: std::path::PathBuf,
+        /// What the kernel answered.
+        #[source]
+        source: Errno,
+    },
+    /// Somebody else was at work on the host meanwhile.
+    #[error("{path} was changed on the host meanwhile: run it again")]
+    HostChanged {
+        /// The path on the host.
+        path: std::path::PathBuf,
+    },
     /// Directories nest deeper than the walk follows.
     #[error("{path}: directories nest deeper than {limit} levels")]
     TooDeep {
@@ -77,9 +94,12 @@ pub enum DiffError {
 impl Classify for DiffError {
     fn kind(&self) -> Kind {
         match self {
-            DiffError::Call { source, .. } | DiffError::Output { source, .. } => Kind::of_errno(source.raw_os_error()),
+            DiffError::Call { source, .. } | DiffError::Output { source, .. } | DiffError::Host { source, .. } => {
+                Kind::of_errno(source.raw_os_error())
+            }
             DiffError::TooDeep { .. } | DiffError::TooLarge { .. } => Kind::Exhausted,
             DiffError::NoLayers { .. } => Kind::InvalidInput,
+            DiffError::HostChanged { .. } => Kind::Conflict,
             DiffError::OutputNotEmpty => Kind::AlreadyExists,
             DiffError::Damaged { .. } => Kind::Corrupt,
             DiffError::Version { .. } => Kind::Unsupported,

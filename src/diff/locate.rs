@@ -1,7 +1,5 @@
 //! Finding single paths in a stack of layers, from where the last one was found.
 
-use std::os::fd::BorrowedFd;
-
 use rustix::fs::{FileType as RawType, Stat, readlinkat};
 use rustix::io::Errno;
 
@@ -9,6 +7,7 @@ use super::change::{FileMode, FileType};
 use super::descent::{Descent, Found, LayerDir, SIDES, Side};
 use super::error::DiffError;
 use super::path::PathBytes;
+use super::view::View;
 use super::xattr::Namespace;
 
 /// What a stack shows at a path.
@@ -39,11 +38,12 @@ pub struct Entry {
 ///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty stack, [`DiffError::Call`] where the kernel refuses.
-pub fn lookup(stack: &[BorrowedFd<'_>], path: &PathBytes, ns: Namespace) -> Result<Option<Entry>, DiffError> {
-    if stack.is_empty() {
+pub fn lookup<'a>(stack: impl Into<View<'a>>, path: &PathBytes, ns: Namespace) -> Result<Option<Entry>, DiffError> {
+    let stack = stack.into();
+    if stack.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "lookup" });
     }
-    let mut locator = Locator::new(stack, true, ns, usize::MAX)?;
+    let mut locator = Locator::new(Side::view(&stack), ns, usize::MAX)?;
     let (stat, layer) = match locator.find(path)? {
         Found::Absent | Found::Whiteout => return Ok(None),
         Found::Node { at, stat } => (stat, locator.dirs()[at].layer),
@@ -73,14 +73,8 @@ pub(crate) struct Locator {
 }
 
 impl Locator {
-    pub(crate) fn new(
-        stack: &[BorrowedFd<'_>],
-        plain_last: bool,
-        ns: Namespace,
-        max_depth: usize,
-    ) -> Result<Self, DiffError> {
-        let none = || Side { layers: &[], plain_last: false };
-        let sides = [Side { layers: stack, plain_last }, none(), none()];
+    pub(crate) fn new(stack: Side<'_>, ns: Namespace, max_depth: usize) -> Result<Self, DiffError> {
+        let sides = [stack, Side::layers(&[]), Side::layers(&[])];
         let max_depth = max_depth.saturating_add(1).min(usize::MAX - 1);
         Ok(Locator { descent: Descent::new(sides, [false; SIDES], ns, max_depth, ())? })
     }

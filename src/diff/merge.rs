@@ -43,18 +43,11 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
     if layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "merge" });
     }
-    let sides = [
-        Side { layers, plain_last: false },
-        Side { layers: &[out], plain_last: false },
-        Side { layers: &[], plain_last: false },
-    ];
+    let out_layers = [out];
+    let sides = [Side::layers(layers), Side::layers(&out_layers), Side::layers(&[])];
     let level = Level { hidden: false, whiteouts: false };
     let mut check = Descent::new(
-        [
-            Side { layers: &[out], plain_last: true },
-            Side { layers: &[], plain_last: false },
-            Side { layers: &[], plain_last: false },
-        ],
+        [Side { layers: &[out], plain_last: true, grafts: &[] }, Side::layers(&[]), Side::layers(&[])],
         [true, false, false],
         options.namespace,
         1,
@@ -196,7 +189,7 @@ impl Merger<'_> {
 }
 
 /// Copies the data and keeps the holes.
-fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Made {
+pub(crate) fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Made {
     let size = fstat(from).map_err(|errno| ("fstat", errno))?.st_size;
     let size = u64::try_from(size).unwrap_or(0);
     ftruncate(to, size).map_err(|errno| ("ftruncate", errno))?;

@@ -2,13 +2,14 @@
 //!
 //! A *stack* is a list of directory descriptors, newest first. All its members are directories in overlayfs's upper
 //! format (whiteouts, opaque marks), but for the last of a lower stack, which is a plain tree: the container's root
-//! filesystem, usually seen through its mount. Nothing is mounted, no path is followed, and whatever the layers hold
-//! is taken as hostile. Only the uppers are walked; of the lower view, what an upper names, and directories that are
+//! filesystem, usually seen through its mount. Below a mount point another tree can take its place ([`View`]). Nothing is
+//! mounted, no path is followed, and whatever the layers hold is taken as hostile. Only the uppers are walked; of the lower view, what an upper names, and directories that are
 //! gone, whose entries are counted.
 //!
 //! [`compare`] tells the changes; [`seal`] also takes out of a layer what is none; [`touched`] and [`conflicts`]
 //! decide whether one layer can follow another; [`merge`] makes one layer of several; [`patch`] prints.
 
+pub mod apply;
 mod change;
 mod compare;
 mod content;
@@ -23,6 +24,7 @@ mod refresh;
 mod rename;
 mod seal;
 mod touch;
+mod view;
 mod xattr;
 
 #[cfg(test)]
@@ -42,6 +44,7 @@ pub use path::PathBytes;
 pub use refresh::refresh_passed;
 pub use seal::seal;
 pub use touch::{Touched, conflicts, decode_touched, encode_touched, touched};
+pub use view::{Graft, View};
 pub use xattr::Namespace;
 
 /// How to compare.

@@ -10,10 +10,11 @@ use similar::{Algorithm, DiffOp, capture_diff_slices_deadline, group_diff_ops};
 use super::Namespace;
 use super::change::{Attribute, Change, FileType, Kind};
 use super::content::{open_file, read_bounded};
-use super::descent::Found;
+use super::descent::{Found, Side};
 use super::error::DiffError;
 use super::locate::{Locator, file_type, size};
 use super::path::PathBytes;
+use super::view::View;
 
 /// Bounds on a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,20 +51,21 @@ struct Content {
 ///
 /// # Errors
 /// [`DiffError::Write`] where `out` fails, [`DiffError::Call`] where a layer can't be read, [`DiffError::NoLayers`].
-pub fn patch(
+pub fn patch<'a>(
     uppers: &[BorrowedFd<'_>],
-    lowers: &[BorrowedFd<'_>],
+    lowers: impl Into<View<'a>>,
     changes: &[Change],
     namespace: Namespace,
     limits: &PatchLimits,
     out: &mut dyn Write,
 ) -> Result<(), DiffError> {
-    if uppers.is_empty() || lowers.is_empty() {
+    let lowers = lowers.into();
+    if uppers.is_empty() || lowers.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "patch" });
     }
     let mut patcher = Patcher {
-        above: Locator::new(uppers, false, namespace, usize::MAX)?,
-        below: Locator::new(lowers, true, namespace, usize::MAX)?,
+        above: Locator::new(Side::layers(uppers), namespace, usize::MAX)?,
+        below: Locator::new(Side::view(&lowers), namespace, usize::MAX)?,
         limits,
         left: limits.total_bytes,
     };

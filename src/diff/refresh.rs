@@ -17,6 +17,7 @@ use super::descent::{Descent, Found, Side};
 use super::error::DiffError;
 use super::locate::{file_type, mtime, rdev, size};
 use super::seal::times;
+use super::view::View;
 use super::xattr::{Namespace, Reader, Xattrs};
 
 const UPPER: usize = 0;
@@ -31,20 +32,18 @@ const HEAD: usize = 2;
 ///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty list, [`DiffError::TooDeep`], [`DiffError::Call`] where the kernel refuses.
-pub fn refresh_passed(
+pub fn refresh_passed<'a, 'b>(
     upper: BorrowedFd<'_>,
-    base_lowers: &[BorrowedFd<'_>],
-    head_lowers: &[BorrowedFd<'_>],
+    base_lowers: impl Into<View<'a>>,
+    head_lowers: impl Into<View<'b>>,
     options: &Options,
 ) -> Result<(), DiffError> {
-    if base_lowers.is_empty() || head_lowers.is_empty() {
+    let (base_lowers, head_lowers) = (base_lowers.into(), head_lowers.into());
+    if base_lowers.layers.is_empty() || head_lowers.layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "refresh_passed" });
     }
-    let sides = [
-        Side { layers: &[upper], plain_last: false },
-        Side { layers: base_lowers, plain_last: true },
-        Side { layers: head_lowers, plain_last: true },
-    ];
+    let uppers = [upper];
+    let sides = [Side::layers(&uppers), Side::view(&base_lowers), Side::view(&head_lowers)];
     let list = [true, false, false];
     let mut descent = Descent::new(sides, list, options.namespace, options.max_depth, ())?;
     let mut xattrs = Reader::new(options.namespace);
@@ -60,14 +59,13 @@ pub fn refresh_passed(
                 }
                 continue;
             }
-            let (
-                Found::Dir { dirs: upper, closed: false, .. },
-                Found::Dir { dirs: base, .. },
-                Found::Dir { dirs: head, .. },
-            ) = (upper, descent.resolve(BASE)?, descent.resolve(HEAD)?)
-            else {
+            let Found::Dir { dirs: upper, closed: false, .. } = upper else { continue };
+            let dirs_of = |found| if let Found::Dir { dirs, .. } = found { dirs } else { Vec::new() };
+            let (base, head) = (dirs_of(descent.resolve(BASE)?), dirs_of(descent.resolve(HEAD)?));
+            // What leads to a mount may have been made by the runtime to mount on.
+            if (base.is_empty() || head.is_empty()) && !descent.leads_to_graft(BASE) {
                 continue;
-            };
+            }
             descent.enter([upper, base, head], list, ())?;
             descent.select(b"");
             refresh(&descent, &mut xattrs, options.namespace)?;
@@ -138,6 +136,9 @@ fn same_node(
 
 /// The innermost frame's directory.
 fn refresh(descent: &Descent<()>, xattrs: &mut Reader, ns: Namespace) -> Result<(), DiffError> {
+    if descent.frame().dirs[BASE].is_empty() || descent.frame().dirs[HEAD].is_empty() {
+        return Ok(());
+    }
     let base = attributes(descent, BASE, xattrs)?;
     let own = attributes(descent, UPPER, xattrs)?;
     let head = attributes(descent, HEAD, xattrs)?;

@@ -15,10 +15,11 @@ use super::Options;
 use super::change::{Attribute, Diff, FileType, Kind};
 use super::compare::vanished;
 use super::content::{Comparer, open_file};
-use super::descent::{Found, LayerDir};
+use super::descent::{Found, LayerDir, Side};
 use super::error::DiffError;
 use super::locate::{Locator, file_type, mtime, size};
 use super::path::PathBytes;
+use super::view::View;
 use super::xattr::{Reader, differing};
 
 /// How many deleted files of the same look an added one is compared with.
@@ -71,7 +72,7 @@ struct Gone {
 /// What is needed to look at files again.
 pub(crate) struct Pairing<'a> {
     pub uppers: &'a [BorrowedFd<'a>],
-    pub lowers: &'a [BorrowedFd<'a>],
+    pub lowers: &'a View<'a>,
     pub options: &'a Options,
     pub content: &'a mut Comparer,
     /// How many bytes of names may still be kept.
@@ -108,8 +109,8 @@ impl Pairing<'_> {
                 names.entry(gone.path.file_name().to_vec()).or_default().push(index);
             }
         }
-        let mut above = Locator::new(self.uppers, false, options.namespace, options.max_depth)?;
-        let mut below = Locator::new(self.lowers, true, options.namespace, options.max_depth)?;
+        let mut above = Locator::new(Side::layers(self.uppers), options.namespace, options.max_depth)?;
+        let mut below = Locator::new(Side::view(self.lowers), options.namespace, options.max_depth)?;
         let mut xattrs = Reader::new(options.namespace);
         let mut dropped = vec![false; diff.changes.len()];
         // Files of the same name first, so that no other takes what is theirs.

@@ -13,10 +13,11 @@ use rustix::io::Errno;
 use super::Options;
 use super::change::Diff;
 use super::compare::{Prune, run};
-use super::descent::DIR_FLAGS;
+use super::descent::{DIR_FLAGS, Side};
 use super::error::DiffError;
 use super::locate::Locator;
 use super::path::PathBytes;
+use super::view::View;
 
 /// Compares one layer with what is below it, and then takes out of it what is no change: unchanged copies, whiteouts
 /// over nothing, mount points of the runtime, opaque marks over nothing, and directories that were passed through.
@@ -28,12 +29,18 @@ use super::path::PathBytes;
 ///
 /// # Errors
 /// As [`super::compare`]; then part of it may be pruned. To seal again is safe.
-pub fn seal(upper: BorrowedFd<'_>, lowers: &[BorrowedFd<'_>], options: &Options) -> Result<Diff, DiffError> {
-    let (diff, mut plan) = run(&[upper], lowers, options)?;
+pub fn seal<'a>(upper: BorrowedFd<'_>, lowers: impl Into<View<'a>>, options: &Options) -> Result<Diff, DiffError> {
+    let (diff, mut plan) = run(&[upper], &lowers.into(), options)?;
     // What is inside comes before the directory.
     plan.sort_by(|a, b| path_of(b).cmp(path_of(a)));
-    let mut pruner =
-        Pruner { locator: Locator::new(&[upper], true, options.namespace, options.max_depth)?, kept: None };
+    let mut pruner = Pruner {
+        locator: Locator::new(
+            Side { layers: &[upper], plain_last: true, grafts: &[] },
+            options.namespace,
+            options.max_depth,
+        )?,
+        kept: None,
+    };
     for step in &plan {
         pruner.step(step, options)?;
     }

@@ -21,6 +21,8 @@ use std::path::PathBuf;
 use crate::policy::capabilities::Sets;
 use crate::policy::files::Fence;
 use crate::policy::seccomp::Program;
+use crate::rootfs::cow::Layered;
+use crate::rootfs::view::Submount;
 use crate::rootfs::{Root, RootfsError};
 use crate::sys::SysError;
 use crate::sys::attributes::SchedAttr;
@@ -38,7 +40,11 @@ pub struct Plan {
     /// `MOUNT_ATTR_*` flags of the layered root.
     pub root_flags: u64,
     /// Mount points to move into the layered root.
-    pub submounts: Vec<PathBuf>,
+    pub submounts: Vec<Submount>,
+    /// Its overlays of copy-on-write mounts.
+    pub layered: Vec<Layered>,
+    /// The layered root can't be written.
+    pub read_only_root: bool,
     /// The command and its arguments; never empty.
     pub argv: Vec<CString>,
     /// `NAME=value`, in order.

@@ -24,6 +24,7 @@ pub(super) struct State<'a> {
     cgroups: &'a [PathBuf],
     channel: RawFd,
     root: Option<OwnedFd>,
+    layered: Vec<(PathBuf, OwnedFd)>,
     apparmor: Option<OwnedFd>,
     selinux: Option<OwnedFd>,
     cwd_later: bool,
@@ -32,7 +33,17 @@ pub(super) struct State<'a> {
 
 impl<'a> State<'a> {
     pub(super) fn new(plan: Plan, cgroups: &'a [PathBuf], channel: RawFd) -> State<'a> {
-        State { plan, cgroups, channel, root: None, apparmor: None, selinux: None, cwd_later: false, program: None }
+        State {
+            plan,
+            cgroups,
+            channel,
+            root: None,
+            layered: Vec::new(),
+            apparmor: None,
+            selinux: None,
+            cwd_later: false,
+            program: None,
+        }
     }
 }
 
@@ -191,6 +202,9 @@ fn namespaces(state: &mut State<'_>) -> Result<(), InitError> {
 }
 
 fn mount_root(state: &mut State<'_>) -> Result<(), InitError> {
+    for layered in std::mem::take(&mut state.plan.layered) {
+        state.layered.push(layered.mounted()?);
+    }
     if let Some(root) = state.plan.root.take() {
         let root = root.mounted()?;
         if state.plan.root_flags != 0 {
@@ -204,7 +218,8 @@ fn mount_root(state: &mut State<'_>) -> Result<(), InitError> {
 
 fn enter_view(state: &mut State<'_>) -> Result<(), InitError> {
     if let Some(root) = state.root.take() {
-        view::enter(root.as_fd(), &state.plan.submounts)?;
+        view::enter(root.as_fd(), &state.plan.submounts, &state.layered, state.plan.read_only_root)?;
+        state.layered.clear();
     }
     Ok(())
 }

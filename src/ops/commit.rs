@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::{Context, OpsError, publish, stack};
-use crate::diff::{self, PathBytes, Touched};
+use crate::diff::apply::Base;
+use crate::diff::{self, Diff, PathBytes, Touched};
 use crate::id::{Generation, LayerId};
 use crate::rootfs::open_dir;
 use crate::store::{CommitInfo, Container, ExecRecord, Store, StoreError};
@@ -107,7 +108,7 @@ pub fn touched_of(
     }
     let lowers = stack::lowers_at(store, container, below)?;
     let upper = open_dir(&store.upper(layer))?;
-    let found = diff::compare(&[upper.as_fd()], &lowers.fds(), &stack::options_of(container))?;
+    let found = diff::compare(&[upper.as_fd()], lowers.view(), &stack::options_of(container))?;
     Ok(diff::touched(&found))
 }
 
@@ -115,6 +116,21 @@ pub fn touched_of(
 pub fn remember_touched(store: &Store, layer: &LayerId, touched: &[Touched]) {
     if let Err(err) = store.write_touched(layer, &diff::encode_touched(touched)) {
         tracing::warn!(layer = %layer, error = %err, "the touched paths could not be kept");
+    }
+}
+
+/// Keeps beside a layer what the host has where the layer changed something at a copy-on-write mount, for `apply` to see
+/// what others changed since. `since_ns`: when the exec began. Where it can't be kept, `apply` finds conflicts instead.
+pub fn remember_base(store: &Store, layer: &LayerId, lowers: &stack::Lowers, found: &Diff, since_ns: i64) {
+    if lowers.cows.is_empty() {
+        return;
+    }
+    let since = (since_ns.div_euclid(1_000_000_000), since_ns.rem_euclid(1_000_000_000) as u32);
+    let kept = Base::record(found, &lowers.mounts(), since)
+        .map_err(OpsError::from)
+        .and_then(|base| Ok(store.write_base(layer, &base.encode())?));
+    if let Err(err) = kept {
+        tracing::warn!(layer = %layer, error = %crate::error::chain(&err), "the host's state could not be kept");
     }
 }
 
@@ -128,7 +144,7 @@ fn refresh(
     let upper: OwnedFd = open_dir(&store.upper(layer))?;
     let before = stack::lowers_at(store, container, base)?;
     let now = stack::lowers_at(store, container, head)?;
-    Ok(diff::refresh_passed(upper.as_fd(), &before.fds(), &now.fds(), &diff::Options::default())?)
+    Ok(diff::refresh_passed(upper.as_fd(), before.view(), now.view(), &diff::Options::default())?)
 }
 
 /// Commits a held layer: the generation that it became.

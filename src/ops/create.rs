@@ -1,16 +1,19 @@
 //! `create` and the first half of `run`: the container, then its row in the store.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::error::Error;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
 use super::{Context, OpsError, publish};
+use crate::runtime::cow::{CowLayer, CowSource};
 use crate::runtime::{
     self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, RuntimeError, Steps, create as make, delete as remove,
 };
 use crate::spec::{Config, annotations};
-use crate::store::{NewContainer, Store, now_ns};
+use crate::store::{CowMount, NewContainer, StagedLayer, Store, now_ns};
 
 /// Creates the container and registers it. On failure nothing of it is left.
 pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsError> {
@@ -21,12 +24,30 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     let notes = Config::load(&request.bundle).map_err(RuntimeError::from)?.annotations();
     refuse_reserved(&notes)?;
     let policy = super::policy::of(&context.config, &notes)?;
-    let record = make(request, &policy)?;
+    let staged = RefCell::new(Vec::new());
+    let record = make(request, &policy, &|| stage(context, &mut staged.borrow_mut()))?;
     let id = record.id.clone();
-    register(&context.store()?, record).inspect_err(|_| {
-        // The error that is on its way is the one to tell.
+    let staged = staged.into_inner();
+    let registered = context.store().and_then(|store| register(&store, record, &staged)).inspect_err(|_| {
+        // The error that is on its way is the one to tell. Before the layers go that it has mounted.
         let _ = remove(&DeleteRequest { root: request.root.clone(), id, force: true });
-    })
+    })?;
+    for layer in staged {
+        layer.keep();
+    }
+    Ok(registered)
+}
+
+/// A layer for what the first process writes to a copy-on-write mount. It goes again if the container does not come to be.
+fn stage(context: &Context, staged: &mut Vec<StagedLayer>) -> Result<CowLayer, Box<dyn Error + Send + Sync>> {
+    let layer = context.store()?.create_layer()?;
+    let made = CowLayer {
+        upper: layer.upper(),
+        works: [layer.work(), layer.make_work_of(0)?],
+        lock: layer.as_fd().as_raw_fd(),
+    };
+    staged.push(layer);
+    Ok(made)
 }
 
 /// How many descriptors making a container takes at once, and some.
@@ -58,7 +79,14 @@ pub fn run(context: &Context, request: RunRequest) -> Result<Ran, OpsError> {
     runtime::run(request, &steps)
 }
 
-fn register(store: &Store, mut record: Record) -> Result<Record, OpsError> {
+fn register(store: &Store, mut record: Record, staged: &[StagedLayer]) -> Result<Record, OpsError> {
+    let cow_mount = |(cow, layer): (&CowSource, &StagedLayer)| CowMount {
+        destination: cow.at.clone(),
+        source: cow.source.clone(),
+        identity: cow.identity,
+        flags: cow.flags,
+        layer: layer.id(),
+    };
     let container = NewContainer {
         id: record.id.clone(),
         root: record.root().to_owned(),
@@ -66,6 +94,7 @@ fn register(store: &Store, mut record: Record) -> Result<Record, OpsError> {
         rootfs: record.rootfs.clone(),
         created_ns: now_ns(),
         told: super::policy::told(record.confinement.profile, &record.decisions),
+        cow_mounts: record.cows.iter().zip(staged).map(cow_mount).collect(),
     };
     let key = store.add_container(&container)?;
     record.store_key = Some(key.0);

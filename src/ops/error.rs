@@ -160,6 +160,19 @@ pub enum OpsError {
         "the log does not tell the policy of container {0} (any more): its record in the runtime's root has what holds"
     )]
     PolicyUntold(String),
+    /// `apply` of a container without copy-on-write mounts.
+    #[error(
+        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them)"
+    )]
+    NoCowMount(String),
+    /// `apply` of a path that is on none.
+    #[error("{path} is on no copy-on-write mount: the container has {}", known.join(", "))]
+    NotOnCowMount {
+        /// The path.
+        path: String,
+        /// Where the mounts are.
+        known: Vec<String>,
+    },
     /// The container has no exec yet.
     #[error("container {0} has had no exec yet")]
     NoExec(String),
@@ -179,11 +192,14 @@ impl Classify for OpsError {
             | OpsError::Json { .. }
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
+            OpsError::NotOnCowMount { .. } => Kind::InvalidInput,
             OpsError::SharedLayer => Kind::Denied,
             OpsError::Reserved { .. } => Kind::Unsupported,
-            OpsError::NotInStore(..) | OpsError::PolicyUntold(_) | OpsError::NoLayer(..) | OpsError::NoExec(_) => {
-                Kind::NotFound
-            }
+            OpsError::NotInStore(..)
+            | OpsError::PolicyUntold(_)
+            | OpsError::NoLayer(..)
+            | OpsError::NoExec(_)
+            | OpsError::NoCowMount(_) => Kind::NotFound,
             OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),

@@ -10,7 +10,7 @@ use super::{Context, OpsError, owners, publish, stack};
 use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
-use crate::rootfs::{Lowers, open_dir};
+use crate::rootfs::open_dir;
 use crate::store::{Container, LogEntry, Store, StoreError};
 
 /// The containers that have a history, oldest first.
@@ -102,7 +102,7 @@ impl Range {
 #[derive(Debug)]
 pub struct Comparison {
     uppers: Vec<OwnedFd>,
-    lowers: Lowers,
+    lowers: stack::Lowers,
     /// The changes that were asked for.
     pub diff: Diff,
 }
@@ -116,7 +116,7 @@ impl Comparison {
         let uppers: Vec<_> = self.uppers.iter().map(AsFd::as_fd).collect();
         Ok(diff::patch(
             &uppers,
-            &self.lowers.fds(),
+            self.lowers.view(),
             &self.diff.changes,
             diff::Namespace::Trusted,
             &diff::PatchLimits::default(),
@@ -153,7 +153,7 @@ pub fn compare(
     let options = diff::Options { recursive: recursive || !paths.is_empty(), ..stack::options_of(&container) };
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     // Nothing lies between a generation and itself.
-    let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, &lowers.fds(), &options)? };
+    let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, lowers.view(), &options)? };
     if !paths.is_empty() {
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
@@ -173,7 +173,7 @@ fn unrelated(store: &Store, container: &Container, from: Generation, to: Generat
 }
 
 /// The layers after `from` up to `to`, newest first, merged ones where they fit in between.
-fn uppers_between(
+pub(super) fn uppers_between(
     store: &Store,
     container: &Container,
     from: Generation,

@@ -1,5 +1,6 @@
 //! The use cases: the only place where runtime, store, diff and report meet. Each owns its order and its locks.
 
+pub mod apply;
 pub mod check;
 pub mod commit;
 pub mod create;

@@ -5,18 +5,18 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::commit::remember_touched;
+use super::commit::{remember_base, remember_touched};
 use super::{Context, OpsError, delete, gc, publish, stack};
 use crate::diff::{self, Diff};
 use crate::durable;
-use crate::id::{Generation, LayerId};
+use crate::id::LayerId;
 use crate::report::End;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
 use crate::runtime::state::Record;
-use crate::store::{Abandoned, Container, ContainerKey, Ending, Outcome, Store, StoreError, now_ns};
+use crate::store::{Abandoned, Container, ContainerKey, Ending, ExecRecord, Outcome, Store, StoreError, now_ns};
 use crate::terms::EndKind;
 
 /// One repair.
@@ -148,11 +148,12 @@ fn is_gone(container: &Container) -> Result<bool, OpsError> {
     }
 }
 
-fn seal(store: &Store, container: &Container, layer: &LayerId, base: Generation) -> Result<Diff, OpsError> {
+fn seal(store: &Store, container: &Container, layer: &LayerId, record: &ExecRecord) -> Result<Diff, OpsError> {
     // The layer was mounted in the command's own mount namespace, which went with its last process.
     let upper = open_dir(&store.upper(layer))?;
-    let lowers = stack::lowers_at(store, container, base)?;
-    let found = diff::seal(upper.as_fd(), &lowers.fds(), &stack::options_of(container))?;
+    let lowers = stack::lowers_at(store, container, record.base)?;
+    let found = diff::seal(upper.as_fd(), lowers.view(), &stack::options_of(container))?;
+    remember_base(store, layer, &lowers, &found, record.started_ns);
     remember_touched(store, layer, &diff::touched(&found));
     Ok(found)
 }
@@ -166,7 +167,7 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
     }
     let container = store.container(record.container)?;
     let sealed = match &record.layer {
-        Some(layer) if container.removed_ns.is_none() && gone => seal(store, &container, layer, record.base),
+        Some(layer) if container.removed_ns.is_none() && gone => seal(store, &container, layer, record),
         _ => Ok(Diff::default()),
     };
     let found = sealed.unwrap_or_else(|err| {

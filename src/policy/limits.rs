@@ -35,21 +35,38 @@ fn is_set(value: &Value) -> bool {
     value.as_i64().is_some_and(|n| n != 0) || value.as_u64().is_some_and(|n| n != 0)
 }
 
-fn resource<'a>(work: &'a mut Work<'_>, kind: &str) -> &'a mut Value {
-    &mut work.spec["linux"]["resources"][kind]
+/// What the engine says of a kind of resource; null where it says nothing, or what is none.
+fn resource<'a>(work: &'a Work<'_>, kind: &str) -> &'a Value {
+    &work.spec["linux"]["resources"][kind]
+}
+
+/// Whether the engine has given v2's own file a value.
+fn is_unified(work: &Work<'_>, files: &[&str]) -> bool {
+    let unified = resource(work, "unified");
+    files.iter().any(|file| unified[*file].as_str().is_some_and(|text| !text.is_empty()))
 }
 
 fn put(work: &mut Work<'_>, kind: &str, key: &str, to: Value, why: &'static str) {
-    let field = &mut resource(work, kind)[key];
-    let from = field.take();
-    *field = to.clone();
-    work.decide(format!("linux.resources.{kind}.{key}"), from, to, why);
+    fn object<'a>(parent: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+        let value = parent.as_object_mut()?.entry(key).or_insert(Value::Null);
+        if value.is_null() {
+            *value = json!({});
+        }
+        Some(value)
+    }
+    // What has another type is refused by who reads it next.
+    let of_kind = object(work.spec, "linux").and_then(|linux| object(linux, "resources")).and_then(|r| object(r, kind));
+    if let Some(map) = of_kind.and_then(Value::as_object_mut) {
+        let from = map.insert(key.to_owned(), to.clone()).unwrap_or(Value::Null);
+        work.decide(format!("linux.resources.{kind}.{key}"), from, to, why);
+    }
 }
 
 fn cpu(work: &mut Work<'_>, cpus: Option<f64>) {
     let Some(cpus) = cpus else { return };
     let given = resource(work, "cpu").clone();
-    if is_set(&given["quota"]) || given["cpus"].as_str().is_some_and(|list| !list.is_empty()) {
+    let set = is_set(&given["quota"]) || given["cpus"].as_str().is_some_and(|list| !list.is_empty());
+    if set || is_unified(work, &["cpu.max", "cpuset.cpus"]) {
         return;
     }
     let period = given["period"].as_u64().filter(|period| *period != 0);
@@ -66,7 +83,7 @@ fn cpu(work: &mut Work<'_>, cpus: Option<f64>) {
 }
 
 fn memory(work: &mut Work<'_>, bytes: Option<u64>) {
-    let Some(bytes) = bytes else { return };
+    let Some(bytes) = bytes.filter(|_| !is_unified(work, &["memory.max", "memory.swap.max"])) else { return };
     let given = resource(work, "memory").clone();
     let swap_set = is_set(&given["swap"]);
     let limit = match given["limit"].as_i64() {
@@ -90,7 +107,7 @@ fn memory(work: &mut Work<'_>, bytes: Option<u64>) {
 
 fn pids(work: &mut Work<'_>, count: Option<i64>) {
     let Some(count) = count else { return };
-    if !is_set(&resource(work, "pids")["limit"]) {
+    if !is_set(&resource(work, "pids")["limit"]) && !is_unified(work, &["pids.max"]) {
         put(work, "pids", "limit", json!(count), PIDS);
     }
 }
@@ -138,6 +155,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_resource_is_left_to_its_reader() {
+        for odd in [json!([]), json!("x"), json!({"cpu": 1, "memory": [], "pids": "y"})] {
+            let (got, decisions, _) = hardened(odd.clone(), &host());
+            assert_eq!((got, decisions), (odd, vec![]));
+        }
+    }
+
+    #[test]
     fn what_the_engine_set_stays() {
         let given = json!({"cpu": {"quota": 50_000, "period": 100_000}, "memory": {"limit": 9, "swap": -1},
             "pids": {"limit": -1}});
@@ -146,6 +171,15 @@ mod tests {
         let given = json!({"cpu": {"cpus": "0-3"}, "memory": {"limit": -1}, "pids": {"limit": 9999}});
         let (got, decisions, _) = hardened(given.clone(), &host());
         assert_eq!((got, decisions), (given, vec![]));
+    }
+
+    #[test]
+    fn values_of_v2s_own_files_are_the_engines() {
+        let given = json!({"unified": {"memory.max": "max", "cpu.max": "max 100000", "pids.max": "9"}});
+        let (got, decisions, _) = hardened(given.clone(), &host());
+        assert_eq!((&got["unified"], decisions), (&given["unified"], vec![]));
+        let (got, ..) = hardened(json!({"unified": {"memory.high": "1000"}}), &host());
+        assert_eq!(got["memory"]["limit"], GIB2);
     }
 
     /// Twice the memory by way of swap is what a limit on memory alone means.

@@ -6,6 +6,7 @@
 
 pub mod capabilities;
 mod confinement;
+mod cow;
 mod decision;
 mod devices;
 pub mod files;
@@ -76,6 +77,9 @@ pub struct Hardened {
 /// One part of a profile: changes what it finds fault with, and says so.
 type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 
+/// The parts of every profile: they only tighten, and only where they are asked to.
+const EVERY: &[Pass] = &[cow::destinations];
+
 /// The parts of `strict`, in order.
 #[rustfmt::skip]
 const STRICT: &[Pass] = &[
@@ -113,6 +117,9 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
     let mut spec = engine.clone();
     let mut decisions = Vec::new();
     let mut confinement = Confinement { profile: policy.profile, ..Confinement::default() };
+    let mut work =
+        Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
+    EVERY.iter().try_for_each(|pass| pass(&mut work))?;
     if policy.profile == Profile::Oci && !policy.files.is_empty() {
         return Err(Refusal {
             what: "file rules".to_owned(),
@@ -121,8 +128,6 @@ pub fn harden(engine: &Spec, policy: &Policy, host: &Host) -> Result<Hardened, R
         });
     }
     if policy.profile == Profile::Strict {
-        let mut work =
-            Work { spec: spec.value_mut(), policy, host, confinement: &mut confinement, decisions: &mut decisions };
         STRICT.iter().try_for_each(|pass| pass(&mut work))?;
     }
     Ok(Hardened { spec, decisions, confinement })

@@ -176,6 +176,7 @@ pub(super) const READ_ONLY: &[(&str, &str)] = &[
     ("/proc/bus", "the host's buses"),
     ("/proc/fs", "settings of filesystems"),
     ("/proc/irq", "where the host's interrupts go"),
+    ("/proc/pressure", "monitors there make the kernel work, for as long as they are open"),
     ("/proc/sys", "kernel parameters"),
     ("/proc/sysrq-trigger", "it reboots the host"),
 ];

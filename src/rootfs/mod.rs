@@ -1,5 +1,6 @@
 //! The root filesystem of one exec: committed layers stacked over the container's own root, a fresh layer on top.
 
+pub mod cow;
 pub mod view;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,6 +50,16 @@ pub enum RootfsError {
         /// What is wrong there.
         reason: String,
     },
+    /// What a copy-on-write mount shows was exchanged.
+    #[error(
+        "copy-on-write mount {at}: {host} is not the directory any more that it was when the container was made: put that one back, or make the container anew"
+    )]
+    SourceReplaced {
+        /// The mount, inside the container.
+        at: PathBuf,
+        /// The host's directory.
+        host: PathBuf,
+    },
 }
 
 impl Classify for RootfsError {
@@ -57,7 +68,7 @@ impl Classify for RootfsError {
             RootfsError::Sys { source, .. } => source.kind(),
             RootfsError::MountInfo { source, .. } => Kind::of_io(source),
             RootfsError::MountInfoLine { .. } => Kind::System,
-            RootfsError::MountPoint { .. } => Kind::WrongState,
+            RootfsError::MountPoint { .. } | RootfsError::SourceReplaced { .. } => Kind::WrongState,
         }
     }
 }
@@ -87,6 +98,12 @@ impl Lowers {
     /// The directories, the one that shows first in front.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.dirs.iter().map(AsFd::as_fd).collect()
+    }
+
+    /// The committed layers' uppers, newest first.
+    fn uppers(&self) -> impl Iterator<Item = (&Path, BorrowedFd<'_>)> {
+        let count = self.dirs.len().saturating_sub(1);
+        self.paths.iter().map(PathBuf::as_path).zip(self.dirs.iter().map(AsFd::as_fd)).take(count)
     }
 
     fn planned(&self, upper: &Path, work: &Path, userxattr: bool) -> Root {

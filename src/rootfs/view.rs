@@ -7,16 +7,41 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{RootfsError, doing};
+use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{mount, mountinfo, ns, proc};
 
-/// The mount points directly below the root of the process `pid`, in the order they were mounted, as paths inside.
+/// What is put at a mount point of the view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Submount {
+    /// The container's own mount, with all below it.
+    Clone(PathBuf),
+    /// The exec's own overlay of a copy-on-write mount.
+    Layered(PathBuf),
+}
+
+impl Submount {
+    /// The mount point, as a path inside.
+    pub fn at(&self) -> &Path {
+        match self {
+            Submount::Clone(at) | Submount::Layered(at) => at,
+        }
+    }
+}
+
+/// The mount points to be filled in a view of the process `pid`, in the order to fill them: those directly below the root,
+/// in the order they were mounted, and those of `cows`, the container's copy-on-write mounts, with what is directly below
+/// them.
 ///
 /// Read from outside: once the supervisor's child has joined the container it has no entry in the container's `/proc`.
-pub fn submounts(pid: i32) -> Result<Vec<PathBuf>, RootfsError> {
+pub fn submounts(pid: i32, cows: &[PathBuf]) -> Result<Vec<Submount>, RootfsError> {
     let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
     let text = proc::read(&path).map_err(|source| RootfsError::MountInfo { path: path.clone(), source })?;
-    direct_children(&text)
-        .map_err(|line| RootfsError::MountInfoLine { path, line: String::from_utf8_lossy(line).into_owned() })
+    let found = plan(&text, cows)
+        .map_err(|line| RootfsError::MountInfoLine { path, line: String::from_utf8_lossy(line).into_owned() })?;
+    match cows.iter().find(|cow| !found.iter().any(|s| matches!(s, Submount::Layered(at) if at == *cow))) {
+        Some(cow) => Err(bad_point(cow, "the container has moved or unmounted its copy-on-write mount")),
+        None => Ok(found),
+    }
 }
 
 /// Whether something is mounted over the root of the process `pid`. It would not see that, but who joins its mount
@@ -33,7 +58,7 @@ fn roots(text: &[u8]) -> usize {
 }
 
 /// Parses mountinfo (proc(5)): fields are mount id, parent id, major:minor, root, mount point, …
-fn direct_children(text: &[u8]) -> Result<Vec<PathBuf>, &[u8]> {
+fn plan<'t>(text: &'t [u8], cows: &[PathBuf]) -> Result<Vec<Submount>, &'t [u8]> {
     let mut root = None;
     let mut mounts = Vec::new();
     for line in text.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
@@ -49,24 +74,71 @@ fn direct_children(text: &[u8]) -> Result<Vec<PathBuf>, &[u8]> {
             root.get_or_insert(id);
             continue;
         }
-        mounts.push((parent, point));
+        mounts.push(Seen { id, parent, point });
     }
-    let inside = mounts.into_iter().filter(|(parent, _)| Some(*parent) == root);
-    Ok(inside.map(|(_, point)| point).collect())
+    let mut found = Vec::new();
+    if let Some(root) = root {
+        fill(&mounts, root, cows, true, &mut found);
+    }
+    Ok(found)
+}
+
+/// A mount of the list.
+struct Seen {
+    id: u64,
+    parent: u64,
+    point: PathBuf,
+}
+
+/// Adds what is to be put onto the mount `on` (a clone has it already unless `bare`).
+fn fill(mounts: &[Seen], on: u64, cows: &[PathBuf], bare: bool, found: &mut Vec<Submount>) {
+    for mount in mounts.iter().filter(|mount| mount.parent == on) {
+        let again = |s: &Submount| matches!(s, Submount::Layered(at) if *at == mount.point);
+        // What was mounted over one later hides it, as it does for the first process.
+        let layered = cows.contains(&mount.point) && !found.iter().any(again);
+        if layered {
+            found.push(Submount::Layered(mount.point.clone()));
+        } else if bare {
+            found.push(Submount::Clone(mount.point.clone()));
+        }
+        if !cows.is_empty() {
+            fill(mounts, mount.id, cows, layered, found);
+        }
+    }
 }
 
 /// Makes the view and enters it: afterwards this process's root and working directory are the layered root.
 ///
-/// Runs in the child, which is in the container's namespaces already. `root` is a detached mount.
-pub fn enter(root: BorrowedFd<'_>, submounts: &[PathBuf]) -> Result<(), RootfsError> {
+/// Runs in the child, which is in the container's namespaces already. `root` is a detached mount, and so are `layered`, the
+/// exec's overlays of copy-on-write mounts with their places. With `read_only` the root can't be written afterwards.
+pub fn enter(
+    root: BorrowedFd<'_>,
+    submounts: &[Submount],
+    layered: &[(PathBuf, OwnedFd)],
+    read_only: bool,
+) -> Result<(), RootfsError> {
     let step = |what: &'static str| move || what.to_owned();
     doing(step("make the exec's mount namespace"), ns::unshare_mounts())?;
     let old = doing(step("open the container's root"), mount::root_dir())?;
     // Only the old root itself: the submounts stay members of their peer groups, so that a shared volume still is one.
     doing(step("detach the container's root from its peers"), mount::make_private("/", false))?;
     doing(step("attach the layered root"), mount::attach(root, old.as_fd(), &"/"))?;
-    for path in submounts {
-        move_over(old.as_fd(), root, path)?;
+    for submount in submounts {
+        match submount {
+            Submount::Clone(path) => move_over(old.as_fd(), root, path)?,
+            Submount::Layered(path) => {
+                let Some((_, overlay)) = layered.iter().find(|(at, _)| at == path) else { continue };
+                let target = mount_point(root, path, true)?;
+                doing(
+                    || format!("put the layer of {} into the view", path.display()),
+                    mount::attach(overlay.as_fd(), target.as_fd(), &path.display()),
+                )?;
+            }
+        }
+    }
+    if read_only {
+        let set = MountAttr { set: mountattr::RDONLY, propagation: 0 };
+        doing(step("make the layered root read-only"), mountattr::set(root, set, false))?;
     }
     doing(step("change to the layered root"), mount::pivot_into(root))
 }
@@ -91,9 +163,9 @@ fn move_over(old: BorrowedFd<'_>, root: BorrowedFd<'_>, path: &Path) -> Result<(
     )
 }
 
-/// The object in the layered root that `path` is mounted on, made anew where a layer or the first process removed it.
+/// The object below `root` that `path` is to be mounted on, made anew where a layer or the first process removed it.
 /// No symbolic link is followed: what is below `root` is the container's to shape.
-fn mount_point(root: BorrowedFd<'_>, path: &Path, directory: bool) -> Result<OwnedFd, RootfsError> {
+pub fn mount_point(root: BorrowedFd<'_>, path: &Path, directory: bool) -> Result<OwnedFd, RootfsError> {
     let opened = match mount::open_beneath(root, path) {
         Err(rustix::io::Errno::NOENT) => make_mount_point(root, path, directory)?,
         Err(errno) => return Err(bad_point(path, &errno.to_string())),
@@ -147,10 +219,37 @@ mod tests {
             614 611 0:51 /sys /proc/sys ro - proc proc rw\n\
             615 610 8:1 /x /a\\040b\\134c rw - ext4 /dev/vda rw\n\
             616 610 0:60 / / rw - tmpfs tmpfs rw\n";
-        let got = direct_children(text).unwrap();
-        assert_eq!(got, [PathBuf::from("/proc"), PathBuf::from("/dev"), PathBuf::from("/a b\\c")]);
+        let got = plan(text, &[]).unwrap();
+        assert_eq!(got, ["/proc", "/dev", "/a b\\c"].map(|at| Submount::Clone(at.into())));
         assert_eq!(roots(text), 2);
-        assert_eq!(direct_children(b"junk\n").unwrap_err(), b"junk");
-        assert!(direct_children(b"").unwrap().is_empty());
+        assert_eq!(plan(b"junk\n", &[]).unwrap_err(), b"junk");
+        assert!(plan(b"", &[]).unwrap().is_empty());
+    }
+
+    /// A volume in a copy-on-write mount is moved over on its own, one beside it is not; a copy-on-write mount in a volume
+    /// goes onto the clone of the volume.
+    #[test]
+    fn copy_on_write_mounts_take_the_place_of_the_containers() {
+        let text = b"10 1 0:50 / / rw - overlay overlay rw\n\
+            11 10 0:51 / /work rw - overlay agentsbx rw\n\
+            12 11 8:1 /c /work/cache rw - ext4 /dev/vda rw\n\
+            13 12 0:60 / /work/cache/in rw - tmpfs tmpfs rw\n\
+            14 10 8:1 /d /data rw - ext4 /dev/vda rw\n\
+            15 14 0:52 / /data/x rw - overlay agentsbx rw\n\
+            16 14 8:1 /e /data/y rw - ext4 /dev/vda rw\n\
+            17 11 0:53 / /work/sub rw - overlay agentsbx rw\n\
+            18 17 0:61 / /work/sub rw - tmpfs tmpfs rw\n";
+        let cows = ["/data/x", "/work", "/work/sub"].map(PathBuf::from);
+        let clone = |at: &str| Submount::Clone(at.into());
+        let layered = |at: &str| Submount::Layered(at.into());
+        let want = [
+            layered("/work"),
+            clone("/work/cache"),
+            layered("/work/sub"),
+            clone("/work/sub"),
+            clone("/data"),
+            layered("/data/x"),
+        ];
+        assert_eq!(plan(text, &cows).unwrap(), want);
     }
 }

@@ -16,6 +16,7 @@ use libcontainer::syscall::syscall::SyscallType;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::cow::{self, CowSource, MakeLayer};
 use super::devices;
 use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
@@ -73,8 +74,9 @@ pub struct CreateRequest {
     pub debug_log: Option<fs::File>,
 }
 
-/// Creates the container, hardened by `policy`. The calling process must be single-threaded: it forks.
-pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, RuntimeError> {
+/// Creates the container, hardened by `policy`; `make_layer` is for its copy-on-write mounts. The calling process must be
+/// single-threaded: it forks.
+pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'_>) -> Result<Record, RuntimeError> {
     let Some(id) = &request.id else {
         return Err(RuntimeError::Invalid { what: "container id", why: "none given".into() });
     };
@@ -108,7 +110,7 @@ pub fn create(request: &CreateRequest, policy: &Policy) -> Result<Record, Runtim
     let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
     let judged = facts.judged;
     let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, lock };
-    let made = build(request, id, &bundle, dir.clone(), &paths);
+    let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
         let _ = fs::remove_dir_all(&dir);
@@ -203,6 +205,7 @@ fn build(
     bundle: &Bundle,
     dir: PathBuf,
     paths: &Outputs,
+    make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
     let Bundle { rootfs, engine, .. } = bundle;
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
@@ -212,8 +215,10 @@ fn build(
         root: &root,
         bundle: &bundle.path,
         systemd_cgroup: request.systemd_cgroup,
+        copy_on_write: &bundle.confinement.copy_on_write,
     };
     let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
+    let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write, &bundle.judged)?;
     let all = cgroup::hierarchies()?;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
@@ -232,15 +237,15 @@ fn build(
         // libcontainer is given the scope's cgroup as any other: it would tell systemd less, and leave failed units.
         config.value_mut()["linux"]["cgroupsPath"] = scope.path.to_string_lossy().into();
         let dirs = cgroup::without_roots(cgroup::of_path(&scope.path, &all), &all);
-        let made =
-            build_in(request, id, bundle, dir, paths, Made { root, config, changed: true, all, scope: Some(scope) });
+        let made = Made { root, config, changed: true, all, cows, scope: Some(scope) };
+        let made = build_in(request, id, bundle, dir, paths, made, make_layer);
         if made.is_err() {
             // The failure is what is told. All processes have ended, and a scope without any ends by itself.
             let _ = dirs.iter().try_for_each(|dir| systemd::stop(&dir.path));
         }
         return made;
     }
-    build_in(request, id, bundle, dir, paths, Made { root, config, changed, all, scope: None })
+    build_in(request, id, bundle, dir, paths, Made { root, config, changed, all, cows, scope: None }, make_layer)
 }
 
 /// What is ready before the container's record is.
@@ -250,6 +255,7 @@ struct Made {
     /// The configuration is not the engine's any more.
     changed: bool,
     all: Vec<Hierarchy>,
+    cows: Vec<CowSource>,
     scope: Option<Scope>,
 }
 
@@ -260,9 +266,10 @@ fn build_in(
     dir: PathBuf,
     paths: &Outputs,
     made: Made,
+    make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
     let Bundle { rootfs, engine, .. } = bundle;
-    let Made { root, config, changed, all, scope } = made;
+    let Made { root, config, changed, all, cows, scope } = made;
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
@@ -274,6 +281,9 @@ fn build_in(
 
     let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
+    let mut confinement = bundle.confinement.clone();
+    // By now where they are in the root filesystem.
+    confinement.copy_on_write = cows.iter().map(|cow| cow.at.clone()).collect();
     let mut record = Record {
         version: VERSION,
         id: id.clone(),
@@ -299,8 +309,9 @@ fn build_in(
         inherited: engine.inherited()?,
         hooks: engine.hooks(),
         id_maps: IdMaps::of(engine),
-        confinement: bundle.confinement.clone(),
+        confinement,
         decisions: bundle.decisions.clone(),
+        cows: cows.clone(),
         dir,
     };
     record.save()?;
@@ -309,12 +320,12 @@ fn build_in(
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let started = launch(request, &record, bundle, &Ready { config: &config, root: &root, all: &all, program }, paths)
-        .and_then(|started| {
-            let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
-            scope.hand_over(&dir.path)?;
-            Ok(started)
-        });
+    let ready = Ready { config: &config, root: &root, all: &all, program, cows: &cows, make_layer };
+    let started = launch(request, &record, bundle, &ready, paths).and_then(|started| {
+        let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
+        scope.hand_over(&dir.path)?;
+        Ok(started)
+    });
     match started {
         Ok((pid, cgroups)) => {
             record.pid = pid;
@@ -354,6 +365,8 @@ struct Ready<'a> {
     root: &'a OwnedFd,
     all: &'a [Hierarchy],
     program: Option<Program>,
+    cows: &'a [CowSource],
+    make_layer: &'a MakeLayer<'a>,
 }
 
 /// Has libcontainer set up the first process, then repairs what it leaves otherwise. The pid and the cgroups it is in.
@@ -364,11 +377,11 @@ fn launch(
     ready: &Ready<'_>,
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
-    let Ready { config, root, all, program } = ready;
+    let Ready { config, root, all, program, cows, make_layer } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1)?;
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
     if bundle.confinement.profile == Profile::Strict {
-        fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.confinement)?;
+        fixups.confine(&bundle.engine, config, &bundle.judged, &record.confinement)?;
     }
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();
@@ -378,10 +391,11 @@ fn launch(
     }
     // Not close-on-exec: what runs in the place of hooks writes to it.
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
-    let parents = vec![bundle.lock.as_raw_fd(), report.as_raw_fd()];
+    let (places, locks) = cow::plan(cows, config, *make_layer)?;
+    let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
-    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd())?;
+    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {
         true => Some(cgroup::join_extra(&record.cgroup_path, all)?),

@@ -99,6 +99,22 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// A bind mount that can't be copy on write.
+    #[error("copy-on-write mount {}: {why}", at.display())]
+    CopyOnWrite {
+        /// Where it was to go.
+        at: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// The layer of a copy-on-write mount could not be made.
+    #[error("make the layer of the copy-on-write mount {}: {source}", at.display())]
+    CowLayer {
+        /// Where it was to go.
+        at: PathBuf,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A mount, a masked or a read-only path leads to the root of the container.
     #[error(
         "something is mounted over the container's root: a mount's destination, a masked or a read-only path leads to /, \
@@ -152,8 +168,13 @@ impl Classify for RuntimeError {
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
             E::Policy(err) => err.kind(),
-            E::ConsoleSocketUnused | E::ConsoleSocketMissing | E::Invalid { .. } | E::CoveredRoot => Kind::InvalidInput,
+            E::ConsoleSocketUnused
+            | E::ConsoleSocketMissing
+            | E::Invalid { .. }
+            | E::CoveredRoot
+            | E::CopyOnWrite { .. } => Kind::InvalidInput,
             E::Mounts(err) => err.kind(),
+            E::CowLayer { .. } => Kind::System,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
             E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
             E::Cgroup(err) => err.kind(),

@@ -4,13 +4,15 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::mount::OpenTreeFlags;
 
 use super::copyup;
+use super::cow::CowSource;
 use super::error::{On, RuntimeError};
 use super::facts::Judged;
 use crate::policy::Confinement;
+use crate::rootfs::view;
 use crate::spec::{Config, Mount, inroot};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{inside, mount, proc};
@@ -36,13 +38,14 @@ pub struct Fixups(Vec<Fixup>);
 impl Fixups {
     /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
     /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `v1`: the host has v1
-    /// hierarchies.
+    /// hierarchies. `cows` are the copy-on-write mounts.
     pub fn plan(
         engine: &Config,
         normalised: &Config,
         root: &OwnedFd,
         bundle: &Path,
         v1: bool,
+        cows: &[CowSource],
     ) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
         let mut given = normalised.mounts();
@@ -51,7 +54,8 @@ impl Fixups {
             let later = given[from..].iter().map(|m| m.destination.clone());
             later.filter(|d| d.starts_with(at) && d != at).collect()
         };
-        for (n, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate() {
+        for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate()
+        {
             if wanted.is_dev_bind() {
                 let at = PathBuf::from("/dev");
                 let mut again = below(&at, 0);
@@ -61,8 +65,12 @@ impl Fixups {
                 list.push(Fixup::Put { at, tree: clone_source(wanted, bundle)?, again });
                 continue;
             }
+            if cows.iter().any(|cow| cow.at == at) {
+                // It is in place already.
+                continue;
+            }
             if wanted.is_out_of_reach(engine, bundle) {
-                list.push(Fixup::Put { again: below(&at, n + 1), tree: clone_source(wanted, bundle)?, at });
+                list.push(Fixup::Put { again: below(&at, index + 1), tree: clone_source(wanted, bundle)?, at });
                 continue;
             }
             if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
@@ -141,7 +149,7 @@ impl Fixup {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
-            Fixup::Put { at, tree, again } => put(root, at, tree, again),
+            Fixup::Put { at, tree, again } => put(root, at, tree, again, false),
             Fixup::Same { at, identity } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(rustix::fs::fstat(mount)?))
                 .map_err(|err| format!("look at mount {}: {err}", at.display()))
@@ -186,16 +194,32 @@ fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
     Ok(tree)
 }
 
-fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf]) -> Result<(), String> {
+/// Puts `tree` at `at` below `root`, in the place of what is mounted there. What is mounted below, `again`, is mounted below
+/// it again; with `make`, mount points that it lacks are made in it, no symbolic link in it followed.
+pub(super) fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf], make: bool) -> Result<(), String> {
     let mut kept = Vec::new();
     for at in again {
         let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
         let place = open(root, at, OFlags::PATH).map_err(said)?;
         kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
     }
+    // A mount that lies in another of them is a part of its clone.
+    let inner = |path: &Path| again.iter().any(|other| path != other && path.starts_with(other));
+    if make {
+        kept.retain(|(path, _)| !inner(path));
+    }
     unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
     attach(root, tree, at)?;
-    kept.iter().try_for_each(|(at, tree)| attach(root, tree, at))
+    for (path, kept) in &kept {
+        if make {
+            let stat = rustix::fs::fstat(kept).map_err(|err| format!("stat {}: {err}", path.display()))?;
+            let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let inside = path.strip_prefix(at).unwrap_or(path);
+            view::mount_point(tree.as_fd(), inside, directory).map_err(|err| crate::error::chain(&err))?;
+        }
+        attach(root, kept, path)?;
+    }
+    Ok(())
 }
 
 /// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
@@ -286,7 +310,7 @@ mod tests {
         std::fs::create_dir(dir.path().join("run")).unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
-        Fixups::plan(&config, &config, &root, Path::new("/"), v1)
+        Fixups::plan(&config, &config, &root, Path::new("/"), v1, &[])
             .unwrap()
             .0
             .iter()

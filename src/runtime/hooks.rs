@@ -25,6 +25,7 @@ use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::cow::{self, Place};
 use super::error::RuntimeError;
 use super::state::{Record, Status};
 use crate::sys::{attributes, process};
@@ -165,22 +166,27 @@ pub struct Errand {
     phases: Vec<(String, Vec<Value>)>,
     /// An inherited descriptor that takes the text of a failure.
     report: RawFd,
+    /// Copy-on-write mounts to be put in place before the hooks run, and the root filesystem that they are in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mounts: Option<(PathBuf, Vec<Place>)>,
 }
 
 impl Errand {
-    /// What libcontainer is to run in the place of the hooks of `phases`; nothing if there are none.
-    pub(super) fn hook(record: &Record, phases: &[&str], report: RawFd) -> Option<Value> {
+    /// What libcontainer is to run in the place of the hooks of `phases`, after `places` are filled; nothing if there are
+    /// neither.
+    pub(super) fn hook(record: &Record, phases: &[&str], report: RawFd, places: Vec<Place>) -> Option<Value> {
         let phases: Vec<(String, Vec<Value>)> = phases
             .iter()
             .map(|phase| ((*phase).to_owned(), record.hooks_of(phase).to_vec()))
             .filter(|(_, hooks)| !hooks.is_empty())
             .collect();
-        if phases.is_empty() {
+        if phases.is_empty() && places.is_empty() {
             return None;
         }
         let dir = phases.iter().any(|(phase, _)| phase == "createContainer").then(|| record.rootfs.clone());
+        let mounts = (!places.is_empty()).then(|| (record.rootfs.clone(), places));
         let (oci_version, bundle) = (record.oci_version.clone(), record.bundle.clone());
-        let errand = Errand { oci_version, bundle, dir, phases, report };
+        let errand = Errand { oci_version, bundle, dir, phases, report, mounts };
         let text = json!(errand).to_string();
         let env: Vec<String> = pieces(&text).enumerate().map(|(n, piece)| format!("{ERRAND}{n}={piece}")).collect();
         Some(json!({"path": "/proc/self/exe", "args": [super::NAME, RELAY_VERB], "env": env}))
@@ -210,6 +216,10 @@ pub fn relay(errand: &str, state: impl Read) -> bool {
         return false;
     }
     let ran = completed(&errand, state).and_then(|state| {
+        if let Some((rootfs, places)) = &errand.mounts {
+            let pid = serde_json::from_str::<Value>(&state).ok().and_then(|state| state["pid"].as_i64());
+            cow::put(places, rootfs, pid.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0))?;
+        }
         let known = |(name, hooks)| Some((*PHASES.iter().find(|p| *p == name)?, hooks));
         let mut phases = errand.phases.iter().map(|(name, hooks)| (name, hooks)).filter_map(known);
         phases.try_for_each(|(phase, hooks)| {
@@ -284,7 +294,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut record = record(dir.path());
         record.hooks = json!({"prestart": [{"path": "/x", "args": ["ä".repeat(3 * ERRAND_PIECE)]}]});
-        let hook = Errand::hook(&record, &["prestart"], 3).unwrap();
+        let hook = Errand::hook(&record, &["prestart"], 3, Vec::new()).unwrap();
         let env: Vec<&str> = hook["env"].as_array().unwrap().iter().map(|entry| entry.as_str().unwrap()).collect();
         assert!(env.len() > 6 && env.iter().all(|entry| entry.len() < 128 << 10));
         let piece = |(n, entry): (usize, &&str)| entry.strip_prefix(&format!("{ERRAND}{n}=")).unwrap().to_owned();
@@ -297,10 +307,10 @@ mod tests {
     fn an_errand_goes_through_a_hook_and_completes_the_state() {
         let dir = tempfile::tempdir().unwrap();
         let mut record = record(dir.path());
-        assert!(Errand::hook(&record, &["prestart"], 3).is_none());
+        assert!(Errand::hook(&record, &["prestart"], 3, Vec::new()).is_none());
         record.hooks = json!({"prestart": [], "createRuntime": [{"path": "/x"}], "poststop": [{"path": "/y"}]});
-        assert!(Errand::hook(&record, &["prestart", "createContainer"], 3).is_none());
-        let hook = Errand::hook(&record, &["prestart", "createRuntime"], 3).unwrap();
+        assert!(Errand::hook(&record, &["prestart", "createContainer"], 3, Vec::new()).is_none());
+        let hook = Errand::hook(&record, &["prestart", "createRuntime"], 3, Vec::new()).unwrap();
         assert_eq!(hook["env"].as_array().unwrap().len(), 1);
         let text = hook["env"][0].as_str().unwrap().strip_prefix("AGENTSBX_HOOKS_0=").unwrap().to_owned();
         let errand: Errand = serde_json::from_str(&text).unwrap();

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::cow::Place;
 use super::error::{On, RuntimeError};
 use super::hooks::Errand;
 use super::seccomp::Filter;
@@ -40,12 +41,19 @@ impl Identity {
 }
 
 /// Writes the bundle; its directory. `report` is the inherited descriptor that takes what failing hooks say.
-pub fn write(record: &Record, normalised: &Config, identity: Identity, report: i32) -> Result<PathBuf, RuntimeError> {
+/// `places` are the container's copy-on-write mounts.
+pub fn write(
+    record: &Record,
+    normalised: &Config,
+    identity: Identity,
+    report: i32,
+    places: Vec<Place>,
+) -> Result<PathBuf, RuntimeError> {
     let dir = record.dir.join(BUNDLE);
     std::fs::create_dir_all(&dir).on("make directory", &dir)?;
     let hooks = [
-        ("createRuntime", Errand::hook(record, &["prestart", "createRuntime"], report)),
-        ("createContainer", Errand::hook(record, &["createContainer"], report)),
+        ("createRuntime", Errand::hook(record, &["prestart", "createRuntime"], report, places)),
+        ("createContainer", Errand::hook(record, &["createContainer"], report, Vec::new())),
     ];
     reduced(normalised, identity, &record.rootfs, hooks).store(&dir)?;
     Ok(dir)

@@ -4,6 +4,7 @@
 
 pub mod cgroup;
 mod copyup;
+pub mod cow;
 pub mod create;
 mod create_text;
 pub mod delete;

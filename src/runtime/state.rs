@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::{self, CgroupDir};
+use super::cow::CowSource;
 use super::error::{On, RuntimeError};
 use super::members;
 use super::seccomp::Filter;
@@ -142,6 +143,9 @@ pub struct Record {
     /// What its profile changed of the engine's configuration; only while it is created.
     #[serde(skip)]
     pub decisions: Vec<Decision>,
+    /// The sources of its copy-on-write mounts; only while it is created.
+    #[serde(skip)]
+    pub cows: Vec<CowSource>,
     /// The state directory this was loaded from.
     #[serde(skip)]
     pub dir: PathBuf,
@@ -301,6 +305,7 @@ pub(crate) mod tests {
             id_maps: None,
             confinement: Confinement::default(),
             decisions: Vec::new(),
+            cows: Vec::new(),
             dir: dir.to_owned(),
         }
     }

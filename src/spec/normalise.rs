@@ -21,6 +21,8 @@ pub struct Context<'a> {
     pub bundle: &'a Path,
     /// The systemd form of `cgroupsPath` (`slice:prefix:name`) is meant.
     pub systemd_cgroup: bool,
+    /// Destinations of copy-on-write mounts, cleaned.
+    pub copy_on_write: &'a [PathBuf],
 }
 
 /// One step.
@@ -40,6 +42,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "capabilities", run: capabilities },
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
+    Step { name: "copy-on-write", run: copy_on_write },
     Step { name: "mount-destination", run: mount_destination },
     Step { name: "dev-bind", run: dev_bind },
     Step { name: "private-source", run: private_source },
@@ -190,6 +193,25 @@ fn mount_options(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> 
     Ok(())
 }
 
+/// libcontainer must not write to a directory that is never to be written. It gets an empty place; an overlay of the source
+/// is put over it afterwards.
+fn copy_on_write(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+    for mount in mounts_mut(config) {
+        let at = clean_absolute(Path::new(mount.get("destination").and_then(Value::as_str).unwrap_or_default()));
+        if context.copy_on_write.contains(&at) {
+            placeholder(mount);
+        }
+    }
+    Ok(())
+}
+
+/// An empty directory in the place of a bind mount's.
+fn placeholder(mount: &mut Map<String, Value>) {
+    mount.insert("type".to_owned(), json!("tmpfs"));
+    mount.insert("source".to_owned(), json!("tmpfs"));
+    mount.insert("options".to_owned(), json!(["mode=755", "size=4k"]));
+}
+
 /// Where the destination `clean` of a mount of type `kind` is in the root filesystem. `covered` are the places of the mounts
 /// before it.
 pub fn place(root: &OwnedFd, kind: &str, clean: &Path, covered: &[PathBuf]) -> Result<PathBuf, SpecError> {
@@ -253,13 +275,13 @@ fn private_source(config: &mut Config, context: &Context<'_>) -> Result<(), Spec
     let private: Vec<bool> = mounts.iter().map(|m| m.is_out_of_reach(config, context.bundle)).collect();
     let sources: Vec<PathBuf> = mounts.into_iter().map(|m| context.bundle.join(m.source.unwrap_or_default())).collect();
     for ((mount, _), source) in mounts_mut(config).zip(private).zip(sources).filter(|((_, private), _)| *private) {
-        let (kind, place, options) = match source.is_dir() {
-            true => ("tmpfs", "tmpfs", json!(["mode=755", "size=4k"])),
-            false => ("bind", "/dev/null", json!(["bind"])),
-        };
-        mount.insert("type".to_owned(), json!(kind));
-        mount.insert("source".to_owned(), json!(place));
-        mount.insert("options".to_owned(), options);
+        if source.is_dir() {
+            placeholder(mount);
+        } else {
+            mount.insert("type".to_owned(), json!("bind"));
+            mount.insert("source".to_owned(), json!("/dev/null"));
+            mount.insert("options".to_owned(), json!(["bind"]));
+        }
     }
     Ok(())
 }
@@ -336,7 +358,17 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let step = STEPS.iter().find(|s| s.name == name).unwrap();
         let mut config = Config::from_value(before);
-        (step.run)(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false }).unwrap();
+        (step.run)(
+            &mut config,
+            &Context {
+                id: "c",
+                root: &root,
+                bundle: dir.path(),
+                systemd_cgroup: false,
+                copy_on_write: &["/cow".into()],
+            },
+        )
+        .unwrap();
         assert_eq!(config.value(), &after, "{name}");
     }
 
@@ -434,8 +466,17 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let mut config = Config::from_value(json!({"linux": {"cgroupsPath": "/a/.."}}));
         assert!(
-            cgroups_path(&mut config, &Context { id: "c", root: &root, bundle: dir.path(), systemd_cgroup: false })
-                .is_err()
+            cgroups_path(
+                &mut config,
+                &Context {
+                    id: "c",
+                    root: &root,
+                    bundle: dir.path(),
+                    systemd_cgroup: false,
+                    copy_on_write: &["/cow".into()]
+                }
+            )
+            .is_err()
         );
     }
 }

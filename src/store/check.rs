@@ -72,8 +72,9 @@ const INVARIANTS: &[(&str, &str)] = &[
                     AND NOT EXISTS(SELECT 1 FROM generations WHERE container = s.container AND number = s.below))",
     ),
     (
-        "a layer belongs to one generation or squash",
-        "SELECT layer FROM (SELECT layer FROM generations UNION ALL SELECT layer FROM squashes)
+        "a layer belongs to one generation or squash or copy-on-write mount",
+        "SELECT layer FROM (SELECT layer FROM generations UNION ALL SELECT layer FROM squashes
+                                UNION ALL SELECT layer FROM cow_mounts)
              GROUP BY layer HAVING count(*) > 1",
     ),
     (

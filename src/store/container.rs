@@ -11,7 +11,7 @@ use crate::id::{ContainerId, Generation};
 use super::error::DbContext;
 use super::event::append;
 use super::layer::{Released, released};
-use super::{Store, StoreError, blob_path, generation, number, parsed, path_blob};
+use super::{CowMount, Store, StoreError, blob_path, generation, number, parsed, path_blob};
 
 /// One incarnation of a container; the number is never given out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +32,8 @@ pub struct NewContainer {
     pub created_ns: i64,
     /// What is told of it besides, a JSON object: members of its event.
     pub told: serde_json::Map<String, serde_json::Value>,
+    /// Its copy-on-write mounts, whose layers are staged.
+    pub cow_mounts: Vec<CowMount>,
 }
 
 /// A container as the store has it.
@@ -120,6 +122,7 @@ impl Store {
                         members.extend(new.told.clone());
                     }
                     append(tx, new.created_ns, Some((ContainerKey(key), &new.id)), "container-created", &payload)?;
+                    super::cow::add(tx, ContainerKey(key), &new.cow_mounts)?;
                     Ok(ContainerKey(key))
                 })
         })
@@ -243,6 +246,7 @@ pub(super) fn purge(tx: &Connection, key: ContainerKey) -> Result<Vec<Released>,
         .prepare_cached(
             "SELECT layer FROM generations WHERE container = ?1
              UNION SELECT layer FROM squashes WHERE container = ?1
+             UNION SELECT layer FROM cow_mounts WHERE container = ?1
              UNION SELECT layer FROM execs WHERE container = ?1 AND layer IS NOT NULL",
         )
         .and_then(|mut s| s.query_map([key.0], |row| row.get(0))?.collect())
@@ -251,6 +255,7 @@ pub(super) fn purge(tx: &Connection, key: ContainerKey) -> Result<Vec<Released>,
         "DELETE FROM generations WHERE container = ?",
         "DELETE FROM squashes WHERE container = ?",
         "DELETE FROM execs WHERE container = ?",
+        "DELETE FROM cow_mounts WHERE container = ?",
         "DELETE FROM containers WHERE key = ?",
     ] {
         tx.prepare_cached(sql).and_then(|mut s| s.execute([key.0])).during(OP)?;

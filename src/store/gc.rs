@@ -19,9 +19,10 @@ use super::layer::open_dir;
 use super::{ContainerKey, Store, StoreError, trash};
 
 /// Who keeps a layer, and the query for the layers that they keep. Snapshots will be a line here.
-pub(super) const REACHABLE: [(&str, &str); 3] = [
+pub(super) const REACHABLE: [(&str, &str); 4] = [
     ("generation", "SELECT layer FROM generations"),
     ("squash", "SELECT layer FROM squashes"),
+    ("first process", "SELECT layer FROM cow_mounts"),
     (
         "exec that runs or waits for a decision",
         "SELECT layer FROM execs WHERE layer IS NOT NULL
@@ -58,7 +59,7 @@ impl Garbage {
     /// Why it may go.
     pub fn reason(&self) -> &'static str {
         match self {
-            Garbage::Layer(_) => "no generation, squash, running or held exec has this layer",
+            Garbage::Layer(_) => "no generation, squash, running or held exec, copy-on-write mount has this layer",
             Garbage::Trash(_) => "its deletion was begun",
             Garbage::ExecLock(_) => "no running exec has this lock",
             Garbage::CommitLock(_) => "its container is gone",

@@ -1,6 +1,7 @@
 //! Layers as directories: staged before their row, kept with it, deleted after it.
 
 use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fd::OwnedFd;
@@ -12,8 +13,8 @@ use crate::id::LayerId;
 use super::error::IoContext;
 use super::{Store, StoreError, trash};
 
-/// The longest list of touched paths that is read back, in bytes.
-const MAX_TOUCHED: u64 = 256 << 20;
+/// The longest file beside a layer's trees that is read back, in bytes.
+const MAX_BESIDE: u64 = 256 << 20;
 
 /// A new layer without a row. Dropping it removes its directory; [`StagedLayer::keep`] leaves it.
 ///
@@ -25,7 +26,7 @@ pub struct StagedLayer {
     dir: PathBuf,
     trash: PathBuf,
     kept: bool,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 impl StagedLayer {
@@ -44,10 +45,22 @@ impl StagedLayer {
         self.dir.join("work")
     }
 
+    /// The work directory of the layer's `n`th further overlay (0700, empty, made by this call).
+    pub fn make_work_of(&self, n: usize) -> Result<PathBuf, StoreError> {
+        make_work(&self.dir, n)
+    }
+
     /// Leaves the layer where it is: to be called when a row names it.
     pub fn keep(mut self) -> LayerId {
         self.kept = true;
         self.id
+    }
+}
+
+impl AsFd for StagedLayer {
+    /// The directory, locked.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 }
 
@@ -108,7 +121,7 @@ impl Store {
             if !free || !is_at(&lock, &dir).at("stat", &dir)? {
                 continue;
             }
-            let staged = StagedLayer { id, trash: self.trash_dir(), kept: false, _lock: lock, dir };
+            let staged = StagedLayer { id, trash: self.trash_dir(), kept: false, lock, dir };
             for (path, mode) in [(staged.upper(), 0o755), (staged.work(), 0o700)] {
                 durable::make_dir(&path, mode).at("mkdir", &path)?;
             }
@@ -136,6 +149,11 @@ impl Store {
         self.layer_dir(layer).join("work")
     }
 
+    /// Makes the work directory of the layer's `n`th further overlay: a copy-on-write mount is an overlay of its own.
+    pub fn make_work_of(&self, layer: &LayerId, n: usize) -> Result<PathBuf, StoreError> {
+        make_work(&self.layer_dir(layer), n)
+    }
+
     /// Writes the list of paths that a layer touches, whole or not at all. Opaque to the store. Like the layer itself
     /// it is not synced: after a power loss it may be missing or empty, and can be had again by walking the layer.
     pub fn write_touched(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
@@ -143,22 +161,34 @@ impl Store {
         durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
     }
 
+    /// Writes what the host had where a layer touches copy-on-write mounts, whole or not at all. Opaque to the store, and
+    /// not synced; it can't be had again.
+    pub fn write_base(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.layer_dir(layer).join("base");
+        durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
+    }
+
+    /// What [`Store::write_base`] wrote; `None` if nothing was written. Fails if it is longer than 256 MiB.
+    pub fn read_base(&self, layer: &LayerId) -> Result<Option<Vec<u8>>, StoreError> {
+        self.read_beside(layer, "base", "state of the host")
+    }
+
     /// The list of paths that a layer touches; `None` if none was written. Fails if it is longer than 256 MiB.
     pub fn read_touched(&self, layer: &LayerId) -> Result<Option<Vec<u8>>, StoreError> {
-        let path = self.layer_dir(layer).join("touched");
+        self.read_beside(layer, "touched", "list of touched paths")
+    }
+
+    fn read_beside(&self, layer: &LayerId, name: &str, what: &'static str) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.layer_dir(layer).join(name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = match rustix::fs::open(&path, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             other => std::fs::File::from(other.at("open", &path)?),
         };
         let mut bytes = Vec::new();
-        file.take(MAX_TOUCHED + 1).read_to_end(&mut bytes).at("read", &path)?;
-        if bytes.len() as u64 > MAX_TOUCHED {
-            return Err(StoreError::TooLarge {
-                what: "list of touched paths",
-                size: bytes.len() as u64,
-                limit: MAX_TOUCHED,
-            });
+        file.take(MAX_BESIDE + 1).read_to_end(&mut bytes).at("read", &path)?;
+        if bytes.len() as u64 > MAX_BESIDE {
+            return Err(StoreError::TooLarge { what, size: bytes.len() as u64, limit: MAX_BESIDE });
         }
         Ok(Some(bytes))
     }
@@ -170,6 +200,12 @@ impl Store {
         let dir = self.layer_dir(&released.0);
         trash::discard(&dir, &self.trash_dir(), &released.0.to_string()).at("delete layer", &dir)
     }
+}
+
+fn make_work(layer: &Path, n: usize) -> Result<PathBuf, StoreError> {
+    let path = layer.join(format!("work-{n}"));
+    durable::make_dir(&path, 0o700).at("mkdir", &path)?;
+    Ok(path)
 }
 
 pub(super) fn open_dir(path: &Path) -> io::Result<OwnedFd> {

@@ -94,7 +94,9 @@ impl Store {
             for path in [self.upper(&id), self.work(&id)] {
                 files.kind_only(&path, Want::Directory, true)?;
             }
-            files.kind_only(&dir.join("touched"), Want::File, false)?;
+            for name in ["touched", "base"] {
+                files.kind_only(&dir.join(name), Want::File, false)?;
+            }
             if files.findings.len() > before && !self.is_needed(&id)? {
                 // Released and deleted since we read the rows.
                 files.findings.truncate(before);

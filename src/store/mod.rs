@@ -8,6 +8,7 @@
 
 mod check;
 mod container;
+mod cow;
 mod error;
 mod event;
 mod exec;
@@ -41,6 +42,7 @@ use crate::id::Generation;
 
 pub use check::Finding;
 pub use container::{Container, ContainerKey, NewContainer, RemovedContainer};
+pub use cow::CowMount;
 pub use error::StoreError;
 pub use event::{EventLines, LogEntry};
 pub use exec::{Begun, ExecRecord, NewExec};

@@ -25,7 +25,7 @@ pub(super) fn is_current(header: &[u8; HEADER]) -> bool {
 }
 
 /// Step N (from 0) takes format N to N + 1.
-pub(super) const MIGRATIONS: &[&str] = &[V1, V2];
+pub(super) const MIGRATIONS: &[&str] = &[V1, V2, V3];
 
 const V1: &str = "
 CREATE TABLE containers(
@@ -115,6 +115,20 @@ INSERT INTO chain VALUES(1, 0, zeroblob(32), 0, zeroblob(32));
 const V2: &str = "
 DROP INDEX execs_light;
 CREATE INDEX execs_light ON execs(container) WHERE disposition IN ('empty', 'discarded', 'shared');
+";
+
+/// Bind mounts whose writes go to layers.
+const V3: &str = "
+CREATE TABLE cow_mounts(
+    container INTEGER NOT NULL REFERENCES containers(key),
+    destination BLOB NOT NULL,
+    source BLOB NOT NULL,
+    device INTEGER NOT NULL,
+    inode INTEGER NOT NULL,
+    flags INTEGER NOT NULL,
+    layer TEXT NOT NULL,
+    PRIMARY KEY(container, destination)
+) STRICT, WITHOUT ROWID;
 ";
 
 /// Brings the database to the newest format of `steps`, or says why not. One pragma where there is nothing to do.

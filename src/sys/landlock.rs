@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, make_bitflags,
+    RulesetCreatedAttr, RulesetError, RulesetStatus,
 };
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -79,9 +79,8 @@ pub fn version() -> Option<u32> {
 pub fn fence(writes: Option<&[PathBuf]>, audit: bool) -> Result<(), LandlockError> {
     let doing = |doing| move |source| LandlockError::Rules { doing, source };
     let handled = match writes {
-        // A fence has to forbid something: block devices nobody in it can make anyway. Moving between directories is
-        // forbidden unless it is said to be allowed.
-        None => make_bitflags!(AccessFs::{MakeBlock | Refer}),
+        // Rules have to be about something. Moving between directories is what any would forbid, unless it is allowed.
+        None => AccessFs::Refer.into(),
         Some(_) => AccessFs::from_write(ABI::V3),
     };
     let mut rules = Ruleset::default()

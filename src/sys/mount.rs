@@ -69,7 +69,7 @@ pub fn overlay(parts: &Overlay<'_>) -> Result<Option<OwnedFd>, SysError> {
             other => other?,
         }
     }
-    set("upperdir", &fd_path(parts.upper))?;
+    set("upperdir", &named_path(parts.upper))?;
     set("workdir", &fd_path(parts.work))?;
     for (key, value) in PINNED {
         set(key, value)?;
@@ -104,10 +104,26 @@ pub fn overlay_takes_lower_one_by_one() -> Result<(), SysError> {
     rustix::mount::fsconfig_set_string(context.as_fd(), "lowerdir+", "/").call("fsconfig", on)
 }
 
+/// The path of an upper directory by its descriptor, with the names of it and of the directory that it is in at the end
+/// (`/proc/self/fd/7/../../LAYER/upper`): the kernel shows the text in mountinfo, where a layer is then known by it.
+fn named_path(upper: BorrowedFd<'_>) -> String {
+    let path = fd_path(upper);
+    let target = rustix::fs::readlink(&path, Vec::new()).unwrap_or_default().into_bytes();
+    let mut names = target.rsplit(|byte| *byte == b'/');
+    // Others would have to be escaped, which each way of mounting does in its own way.
+    let plain = |name: &[u8]| !name.is_empty() && name.iter().all(u8::is_ascii_alphanumeric);
+    match (names.next().filter(|n| plain(n)), names.next().filter(|n| plain(n))) {
+        (Some(name), Some(above)) => {
+            format!("{path}/../../{}/{}", String::from_utf8_lossy(above), String::from_utf8_lossy(name))
+        }
+        _ => path,
+    }
+}
+
 /// The options of an overlay as mount(2) takes them: at most a page, which is enough for some two hundred layers.
 fn overlay_options(parts: &Overlay<'_>) -> String {
     let lowers = parts.lowers.iter().map(|fd| fd_path(*fd)).collect::<Vec<_>>().join(":");
-    let mut options = format!("lowerdir={lowers},upperdir={},workdir={}", fd_path(parts.upper), fd_path(parts.work));
+    let mut options = format!("lowerdir={lowers},upperdir={},workdir={}", named_path(parts.upper), fd_path(parts.work));
     for (key, value) in PINNED {
         options.push_str(&format!(",{key}={value}"));
     }
@@ -218,4 +234,22 @@ pub fn is_read_only(fd: BorrowedFd<'_>) -> Result<bool, SysError> {
 pub fn root_dir() -> Result<OwnedFd, SysError> {
     rustix::fs::openat(CWD, "/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .call("open", || "/".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upper_is_named_where_its_name_is_plain() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, ends) in [("01ABC/upper", "/../../01ABC/upper"), ("a,b/upper", ""), ("x:y/upper", "")] {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(&path).unwrap();
+            let fd = std::fs::File::open(&path).unwrap();
+            let named = named_path(fd.as_fd());
+            assert_eq!(named, format!("{}{ends}", fd_path(fd.as_fd())));
+            assert_eq!(std::fs::canonicalize(&named).unwrap(), std::fs::canonicalize(&path).unwrap());
+        }
+    }
 }

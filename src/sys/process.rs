@@ -175,23 +175,34 @@ pub(super) fn reap_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, SysError
 }
 
 /// waitid(2) for an end, with what the child used.
+///
+/// A child that asked to be traced by its parent (`PTRACE_TRACEME`) would be taken for ended when it only stops: waitid
+/// tells a tracer of stops unasked. It is let go.
 fn wait_id(kind: libc::idtype_t, id: i32, flags: i32) -> Result<Option<Exit>, SysError> {
-    // SAFETY: siginfo_t and rusage are plain data for which all-zero is a value.
-    let (mut info, mut usage) = unsafe { (std::mem::zeroed::<libc::siginfo_t>(), std::mem::zeroed::<libc::rusage>()) };
     let flags = flags | libc::WEXITED;
-    loop {
+    let (info, usage, status) = loop {
+        // SAFETY: siginfo_t and rusage are plain data for which all-zero is a value.
+        let (mut info, mut usage) =
+            unsafe { (std::mem::zeroed::<libc::siginfo_t>(), std::mem::zeroed::<libc::rusage>()) };
         // SAFETY: both pointers are to live locals of the types that waitid(2) writes.
         let ret = unsafe { libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, flags, &raw mut usage) };
         match check(ret) {
             Err(err) if err.kind() == std::io::ErrorKind::Interrupted => continue,
-            other => break other.map(drop).call("waitid", || id.to_string())?,
+            other => other.map(drop).call("waitid", || id.to_string())?,
         }
-    }
-    // SAFETY: waitid has filled the fields of a SIGCHLD siginfo, or left all of it zero where no child has ended.
-    let (ended, status) = unsafe { (info.si_pid(), info.si_status()) };
-    if ended == 0 {
-        return Ok(None);
-    }
+        // SAFETY: waitid has filled the fields of a SIGCHLD siginfo, or left all of it zero where no child has ended.
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        if pid == 0 {
+            return Ok(None);
+        }
+        if ![libc::CLD_TRAPPED, libc::CLD_STOPPED].contains(&info.si_code) {
+            break (info, usage, status);
+        }
+        untrace(pid, status);
+        if flags & libc::WNOHANG != 0 {
+            return Ok(None);
+        }
+    };
     let exited = info.si_code == libc::CLD_EXITED;
     Ok(Some(Exit {
         code: exited.then_some(status),
@@ -199,6 +210,13 @@ fn wait_id(kind: libc::idtype_t, id: i32, flags: i32) -> Result<Option<Exit>, Sy
         user_ns: nanoseconds(usage.ru_utime),
         system_ns: nanoseconds(usage.ru_stime),
     }))
+}
+
+/// Ends the tracing of a child that stopped at `signal`, which it then gets; the trap of an execve is only a tracer's.
+fn untrace(pid: i32, signal: i32) {
+    let signal = if signal == libc::SIGTRAP { 0 } else { signal as libc::c_long };
+    // SAFETY: PTRACE_DETACH takes no pointers. Whom this process does not trace, or who was killed, is left alone (ESRCH).
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, 0 as libc::c_long, signal) };
 }
 
 fn nanoseconds(time: libc::timeval) -> u64 {

@@ -7,6 +7,7 @@ mod life;
 mod memory;
 mod parallel;
 mod rollback;
+mod strict;
 
 use super::Args;
 use super::lab::{Lab, SUBJECT};
@@ -55,6 +56,8 @@ pub fn all(args: &Args) -> Vec<Bench> {
     all.push(depth::generations(generations));
     all.extend(together.iter().map(|&n| parallel::execs(n)));
     all.push(memory::supervisor());
+    let (calls, tree, processes) = if args.quick { (1_000, 10, 10) } else { (500_000, 3_000, 300) };
+    all.extend([strict::exec(), strict::run(), strict::calls(calls), strict::tree(tree), strict::processes(processes)]);
     all
 }
 

@@ -13,7 +13,8 @@ runuser -u worker -- sh -c 'echo "runuser $(id -un)"'
 setpriv --reuid worker --regid worker --init-groups sh -c 'echo "setpriv $(id -Gn)"'
 setpriv --reuid worker --regid worker --clear-groups --inh-caps=-all sh -c 'cat /etc/shadow' 2>/dev/null || echo "worker reads no shadow"
 sudo -u worker sh -c 'echo "sudo $(id -un)"'
-chroot --userspec worker:crew / sh -c 'echo "chroot $(id -un):$(id -gn)"'
+# Not by chroot: strict does not let it.
+chroot / true 2>&1 | sed "s/^chroot: //"
 python3 -c 'import os; os.setgroups([]); os.setresgid(1000, 1000, 1000); os.setresuid(1000, 1000, 1000); print("python", os.getresuid())'
 usermod --shell /bin/sh --append --groups users worker
 chage --maxdays 90 worker

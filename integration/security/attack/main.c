@@ -98,7 +98,7 @@ static int descriptors(int argc, char **argv) {
     return 0;
 }
 
-/* Every process that is visible: `process PID COMM`. */
+/* Every process that is visible and has not ended: `process PID COMM`. */
 static int processes(int argc, char **argv) {
     (void)argc, (void)argv;
     DIR *proc = opendir("/proc");
@@ -108,6 +108,9 @@ static int processes(int argc, char **argv) {
         if (!atoi(entry->d_name)) continue;
         snprintf(path, sizeof path, "/proc/%s/comm", entry->d_name);
         slurp(path, comm, sizeof comm);
+        char stat[512] = "", *state;
+        snprintf(path, sizeof path, "/proc/%s/stat", entry->d_name);
+        if (slurp(path, stat, sizeof stat) > 0 && (state = strrchr(stat, ')')) && state[1] && state[2] == 'Z') continue;
         printf("process %s %s\n", entry->d_name, strtok(comm, "\n") ? comm : "?");
     }
     return 0;
@@ -117,6 +120,9 @@ static int processes(int argc, char **argv) {
 static int victim(int argc, char **argv) {
     (void)argc, (void)argv;
     static char secret[64];
+    /* Not to end with its supervisor. */
+    prctl(PR_SET_PDEATHSIG, 0);
+    signal(SIGTERM, SIG_IGN);
     snprintf(secret, sizeof secret, "secret-in-memory");
     int fd = open("victims-file", O_RDWR | O_CREAT, 0600);
     if (fd < 0 || write(fd, "secret-in-file", 14) != 14) return perror("victims-file"), 1;

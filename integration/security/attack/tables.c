@@ -321,7 +321,7 @@ const struct attack KERNEL[] = {
     {"process_vm_readv", vm_read, 0},
     {"process_vm_writev", vm_write, 0},
     {"pidfd_getfd", getfd, 0},
-    {"personality-no-aslr", do_personality, 0x0040000},
+    {"personality-mmap-page-zero", do_personality, 0x0100000},
     {"personality-read-implies-exec", do_personality, 0x0400000},
     {"swapon", do_swapon, 0},
     {"swapoff", do_swapoff, 0},
@@ -372,7 +372,7 @@ static dev_t device(long what, mode_t *mode) {
 static long make(long what) {
     mode_t mode;
     dev_t dev = device(what, &mode);
-    return mknod("/tmp/attack-node", mode, dev) || unlink("/tmp/attack-node");
+    return mknod("/tmp/attack-node", mode, dev) ? -1 : unlink("/tmp/attack-node");
 }
 /* Made on every filesystem that can be written to, until one lets it be opened. */
 static long make_and_open(long what) {

@@ -450,7 +450,7 @@ fn deep_trees_take_few_descriptors_and_have_a_bound() {
     assert_eq!(diff.summary.added, 2 * depth);
     // However deep, few directories are open.
     use crate::diff::descent::{Descent, Found, Side};
-    let side = |layers| Side { layers, plain_last: false };
+    let side = |layers| Side::layers(layers);
     let list = [true, false, false];
     let sides = [side(&fds[..1]), side(&[]), side(&[])];
     let mut descent = Descent::new(sides, list, Namespace::Trusted, 4096, ()).unwrap();

@@ -3,18 +3,18 @@
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::{Done, Prepared, sys};
 use crate::diff::{self, Diff, Touched};
 use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
-use crate::ops::commit::{Conflict, onto_head, remember_touched};
+use crate::ops::commit::{Conflict, onto_head, remember_base, remember_touched};
 use crate::ops::presence::Presence;
 use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
-use crate::rootfs::{Lowers, layered_root, open_dir, view};
+use crate::rootfs::view::{self, Submount};
+use crate::rootfs::{cow, layered_root, open_dir};
 use crate::runtime::exec::budget::{Budget, Limit};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
@@ -42,7 +42,9 @@ struct Exec<'a> {
     mode: LayerMode,
     started_ns: i64,
     /// The container's mount points, which are no changes.
-    mounts: Vec<PathBuf>,
+    mounts: Vec<Submount>,
+    /// It has copy-on-write mounts.
+    cow: bool,
 }
 
 /// Runs one exec from begin to end; `started` is called once the command runs. The command's code, which nothing that
@@ -61,9 +63,10 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     recover::container(&store, container.key)?;
 
     let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
-    let mounts = view::submounts(record.pid).map_err(|err| or_stopped(record, err.into()))?;
+    let cows = &record.confinement.copy_on_write;
+    let mounts = view::submounts(record.pid, cows).map_err(|err| or_stopped(record, err.into()))?;
     // A read-only root has nothing to layer.
-    let mode = if record.readonly_root { LayerMode::Shared } else { prepared.settings.layer };
+    let mode = if record.readonly_root && cows.is_empty() { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
     let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
     let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
@@ -138,7 +141,7 @@ fn exact_arguments(args: &[OsString]) -> Result<Vec<CString>, OpsError> {
 struct Setup {
     id: ExecId,
     mode: LayerMode,
-    mounts: Vec<PathBuf>,
+    mounts: Vec<Submount>,
 }
 
 fn begin<'a>(
@@ -170,7 +173,8 @@ fn begin<'a>(
         },
     )?;
     let layer = staged.map(|s| s.keep());
-    Ok(Exec { store, container, id, lock, layer, begun, mode, started_ns, mounts })
+    let cow = !prepared.record.confinement.copy_on_write.is_empty();
+    Ok(Exec { store, container, id, lock, layer, begun, mode, started_ns, mounts, cow })
 }
 
 /// Mounts the layer and starts the command in it; with the master of its terminal, where this process passes it on.
@@ -182,12 +186,15 @@ fn launch(
     cgroup: ExecCgroup,
 ) -> Result<(Running, Option<OwnedFd>), OpsError> {
     let record = &prepared.record;
-    let root = match &exec.layer {
+    let (root, layered) = match &exec.layer {
         Some(layer) => {
-            let lowers = exec.lowers()?;
-            Some(layered_root(lowers, &exec.store.upper(layer), &exec.store.work(layer), false)?)
+            let stack::Lowers { root, cows } = exec.lowers()?;
+            let upper = exec.store.upper(layer);
+            let works = |n| exec.store.make_work_of(layer, n).map_err(OpsError::from);
+            let layered = cow::layered(&cows, &root, &upper, works)?;
+            (Some(layered_root(root, &upper, &exec.store.work(layer), false)?), layered)
         }
-        None => None,
+        None => (None, Vec::new()),
     };
     let (stdio, terminal) = streams(prepared, &described)?;
     let differing = sys("compare namespaces", ns::differing(record.pid))?;
@@ -199,6 +206,8 @@ fn launch(
         root,
         root_flags: record.confinement.root_flags,
         submounts: exec.mounts.clone(),
+        layered,
+        read_only_root: record.readonly_root,
         argv: described.argv,
         env: described.env,
         cwd: process.cwd().clone(),
@@ -302,8 +311,10 @@ impl Exec<'_> {
         Ok((quota, Some(budget)))
     }
 
-    fn lowers(&self) -> Result<Lowers, OpsError> {
-        Ok(Lowers::open(&stack::uppers(self.store, &self.begun.chain), &self.container.rootfs)?)
+    fn lowers(&self) -> Result<stack::Lowers, OpsError> {
+        // One look-up that others need not make.
+        let cows = if self.cow { stack::cows(self.store, self.container.key)? } else { Vec::new() };
+        stack::Lowers::open(self.store, self.container, &self.begun.chain, cows)
     }
 
     /// The command could not be started: no layer, no generation, but a result.
@@ -371,7 +382,7 @@ impl Exec<'_> {
     fn seal(&self) -> Result<Diff, OpsError> {
         let Some(layer) = &self.layer else { return Ok(Diff::default()) };
         let upper = open_dir(&self.store.upper(layer))?;
-        Ok(diff::seal(upper.as_fd(), &self.lowers()?.fds(), &stack::options(&self.mounts))?)
+        Ok(diff::seal(upper.as_fd(), self.lowers()?.view(), &stack::options(&self.mounts))?)
     }
 
     fn dispose(&self, told: &mut Told<'_>, ended: &Ended) -> Result<Finished, OpsError> {
@@ -395,6 +406,9 @@ impl Exec<'_> {
             return self.finish(told, Ending::Discard);
         }
         let touched = diff::touched(&told.diff);
+        if self.cow {
+            remember_base(self.store, layer, &self.lowers()?, &told.diff, self.started_ns);
+        }
         remember_touched(self.store, layer, &touched);
         if self.mode == LayerMode::Hold {
             return self.finish(told, Ending::Hold);

@@ -22,8 +22,8 @@ pub struct Strictness {
     pub allow: Vec<String>,
     /// System calls to refuse with `EPERM`, and with them what does the same in 32 bits (`clock_settime64`, `socketcall`).
     pub refuse: Vec<String>,
-    /// `PTRACE_ATTACH` and `PTRACE_SEIZE` too: only where Landlock keeps an exec from the processes of
-    /// other execs. Without it a process can trace its own children that ask for it.
+    /// `PTRACE_ATTACH` and `PTRACE_SEIZE` too: only where Landlock keeps an exec from the processes of other execs. Without
+    /// them a process can trace its own children that ask for it.
     pub ptrace: bool,
 }
 

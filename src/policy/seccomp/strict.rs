@@ -53,7 +53,7 @@ pub(in crate::policy) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
     known.map_err(|err| {
         let remedy = match err {
             SeccompError::Machine(_) => "set profile = 'oci' in the configuration",
-            _ => "correct the names of system calls in the configuration",
+            _ => "correct seccomp.allow or seccomp.refuse in the configuration",
         };
         refusal("profile strict".to_owned(), text(&err), remedy)
     })?;

@@ -255,3 +255,44 @@ fn while_running(work: impl FnOnce(), meanwhile: impl Fn() + Send) {
         }
     });
 }
+
+/// The first process's layers of copy-on-write mounts are kept as long as their container, and go with it.
+#[test]
+fn layers_of_copy_on_write_mounts_go_with_their_container() {
+    let f = fixture();
+    let staged: Vec<StagedLayer> = (0..2).map(|_| f.store.create_layer().unwrap()).collect();
+    let mount = |at: &str, staged: &StagedLayer| CowMount {
+        destination: at.into(),
+        source: "/host/a\nb".into(),
+        identity: (u64::MAX, 7),
+        flags: 3,
+        layer: staged.id(),
+    };
+    let mounts = vec![mount("/work/sub", &staged[0]), mount("/work", &staged[1])];
+    let key = f.store.add_container(&NewContainer { cow_mounts: mounts.clone(), ..new_container("c") }).unwrap();
+    staged.into_iter().for_each(|layer| {
+        layer.keep();
+    });
+    assert_eq!(f.store.cow_mounts(key).unwrap(), [mounts[1].clone(), mounts[0].clone()], "what is above first");
+    assert_eq!((f.store.plan_gc().unwrap().kept, f.store.plan_gc().unwrap().delete.len()), (2, 0));
+    assert!(f.store.is_needed(&mounts[0].layer).unwrap());
+    assert_sound(&f.store);
+    let other = f.store.add_container(&new_container("d")).unwrap();
+    assert!(f.store.cow_mounts(other).unwrap().is_empty());
+    let removed = f.store.remove_container(key).unwrap();
+    assert_eq!(removed.released.len(), 2);
+    removed.released.into_iter().for_each(|layer| f.store.delete_layer(layer).unwrap());
+    assert_eq!(layers_on_disk(&f.root()), 0);
+    assert_sound(&f.store);
+}
+
+/// A create that ends before its container has a row leaves no layer; one that is killed leaves garbage.
+#[test]
+fn staged_layers_of_a_create_that_fails() {
+    let f = fixture();
+    let staged = f.store.create_layer().unwrap();
+    staged.make_work_of(0).unwrap();
+    assert!(f.store.plan_gc().unwrap().delete.is_empty(), "it is being made");
+    drop(staged);
+    assert_eq!(layers_on_disk(&f.root()), 0);
+}

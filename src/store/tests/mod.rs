@@ -45,6 +45,7 @@ fn new_container(id: &str) -> NewContainer {
         rootfs: "/bundle/rootfs".into(),
         created_ns: now_ns(),
         told: serde_json::Map::new(),
+        cow_mounts: Vec::new(),
     }
 }
 

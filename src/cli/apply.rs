@@ -1,0 +1,100 @@
+//! `apply`.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::render::{self, visible};
+use super::{Global, print};
+use crate::diff::apply::{Action, Plan, Step};
+use crate::ops::apply::{self, Request};
+
+/// Copy committed changes of copy-on-write mounts to the host
+///
+/// The directories of the host that a container has copy on write (annotation dev.agentsbx.mounts) are never written but by
+/// this. They are made equal to HEAD where its generations changed something. What was changed on the host since is a
+/// conflict, and nothing is done. Devices and sockets are left out, so are set-user-ID bits and file capabilities that the
+/// host's file does not have. Done twice, it does nothing the second time. A rollback does not undo it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The container: its id, or the start of it if no other begins so; not an engine's name for it
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+    /// A copy-on-write mount, or a path on one (all mounts without it)
+    #[arg(value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// Print what would be done, do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Let the container's changes win where the host was changed too
+    #[arg(long)]
+    force: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
+    let request = Request {
+        container: args.container,
+        path: args.path.as_deref().map(apply::path_of),
+        dry_run: args.dry_run,
+        force: args.force,
+    };
+    let applied = apply::apply(&global.context()?, &request)?;
+    let stopped = !applied.done && !request.dry_run;
+    if args.json {
+        let mut document = serde_json::to_value(&applied.plan)?;
+        document["container"] = json!(applied.container.id);
+        document["generation"] = json!(applied.generation);
+        document["applied"] = json!(applied.done);
+        print(&format!("{document}\n"))?;
+    } else {
+        print(&text(&applied.plan, applied.done, request.force))?;
+    }
+    Ok(u8::from(stopped))
+}
+
+fn text(plan: &Plan, done: bool, force: bool) -> String {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for step in &plan.steps {
+        let word = match step.action {
+            Action::Create => "create",
+            Action::Replace => "replace",
+            Action::Delete => "delete",
+            Action::Metadata => "metadata",
+        };
+        rows.push(vec![word.to_owned(), told(step), visible(&step.host.to_string_lossy())]);
+    }
+    for skipped in &plan.skipped {
+        rows.push(vec!["skip".to_owned(), skipped.reason.to_owned(), visible(&skipped.path.to_string_lossy())]);
+    }
+    for clash in &plan.conflicts {
+        rows.push(vec!["conflict".to_owned(), clash.reason.to_owned(), visible(&clash.host.to_string_lossy())]);
+    }
+    let mut text = render::table(&rows);
+    let steps = plan.steps.len();
+    let conflicts = match plan.conflicts.len() {
+        1 => "1 conflict".to_owned(),
+        n => format!("{n} conflicts"),
+    };
+    text.push_str(&match (done, plan.conflicts.len()) {
+        (true, _) => format!("{steps} applied\n"),
+        (false, 0) => format!("{steps} to apply\n"),
+        (false, _) if force => format!("{steps} to apply, over {conflicts}\n"),
+        (false, _) => format!("{conflicts}: nothing is applied unless with --force\n"),
+    });
+    text
+}
+
+/// What becomes of it, in a few words.
+fn told(step: &Step) -> String {
+    let kind = format!("{:?}", step.file_type).to_lowercase();
+    if step.action == Action::Delete {
+        return kind;
+    }
+    let size = step.size.map(|size| format!(", {size} bytes")).unwrap_or_default();
+    let dropped =
+        if step.dropped.is_empty() { String::new() } else { format!(", without {}", step.dropped.join(", ")) };
+    format!("{kind} {} {}:{}{size}{dropped}", step.mode, step.uid, step.gid)
+}

@@ -1,0 +1,122 @@
+//! `apply`: what was committed at copy-on-write mounts is copied to the host's directories, on request only.
+//!
+//! The layers are those of HEAD and its ancestors, which nobody writes to any more; what is read of the live container is
+//! nothing. It is not undone by a rollback: afterwards the host's directory is what lies under all generations.
+
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::FlockOperation;
+use serde_json::json;
+
+use super::commit::touched_of;
+use super::history::uppers_between;
+use super::{Context, OpsError, stack};
+use crate::diff::apply::{Action, Base, Past, Plan, carry_out, plan};
+use crate::diff::{self, PathBytes};
+use crate::id::Generation;
+use crate::store::{Container, Store};
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The container: its id or a prefix of it.
+    pub container: String,
+    /// A mount, something above or below one; none: all mounts.
+    pub path: Option<PathBytes>,
+    /// Only plan.
+    pub dry_run: bool,
+    /// Also where something is lost that others changed on the host.
+    pub force: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Applied {
+    /// The container.
+    pub container: Container,
+    /// HEAD, whose state is applied.
+    pub generation: Generation,
+    /// What was, or would be, done.
+    pub plan: Plan,
+    /// It was done.
+    pub done: bool,
+}
+
+/// Plans, and unless something is in the way (see [`Plan::conflicts`]) carries it out.
+pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> {
+    let (store, container) = context.container(&request.container)?;
+    let lowers = stack::lowers_at(&store, &container, Generation::ZERO)?;
+    let mounts = lowers.mounts();
+    if mounts.is_empty() {
+        return Err(OpsError::NoCowMount(container.id.to_string()));
+    }
+    let wanted = |path: &PathBytes| request.path.as_ref().is_none_or(|want| path.is_below(want));
+    if let Some(path) = request.path.as_ref()
+        && !mounts.iter().any(|mount| path.is_below(&mount.at) || mount.at.is_below(path))
+    {
+        let known = mounts.iter().map(|mount| mount.at.to_string_lossy().into_owned()).collect();
+        return Err(OpsError::NotOnCowMount { path: path.to_string_lossy().into_owned(), known });
+    }
+    for mount in &mounts {
+        // One at a time for a directory, whoever's container it is.
+        let locked = rustix::fs::flock(mount.dir, FlockOperation::LockExclusive);
+        locked.map_err(|errno| OpsError::File { doing: "lock", path: mount.path.to_owned(), source: errno.into() })?;
+    }
+    let head = store.head(container.key)?;
+    let uppers = uppers_between(&store, &container, Generation::ZERO, head)?;
+    let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
+    let mut applied = Applied { container, generation: head, plan: Plan::default(), done: !request.dry_run };
+    if fds.is_empty() {
+        return Ok(applied);
+    }
+    let container = &applied.container;
+    let options = diff::Options { recursive: true, renames: false, ..stack::options_of(container) };
+    let found = diff::compare(&fds, lowers.view(), &options)?;
+    applied.plan = plan(&mounts, &fds, &found, &past(&store, container, head)?, wanted)?;
+    if request.dry_run {
+        return Ok(applied);
+    }
+    if !applied.plan.conflicts.is_empty() && !request.force {
+        applied.done = false;
+        return Ok(applied);
+    }
+    if !applied.plan.steps.is_empty() {
+        // Before anything is done: what is half done is on record too.
+        store.append_event(Some(container.key), "apply", &event(request, &applied))?;
+        carry_out(&applied.plan, &mounts, &fds)?;
+    }
+    Ok(applied)
+}
+
+fn event(request: &Request, applied: &Applied) -> serde_json::Value {
+    let count = |action| applied.plan.steps.iter().filter(|step| step.action == action).count();
+    json!({
+        "path": request.path.as_ref().map_or("/".into(), |path| path.to_string_lossy()),
+        "generation": applied.generation,
+        "created": count(Action::Create),
+        "replaced": count(Action::Replace),
+        "deleted": count(Action::Delete),
+        "metadata": count(Action::Metadata),
+        "skipped": applied.plan.skipped.len(),
+        "overridden": applied.plan.conflicts.len(),
+    })
+}
+
+/// The generations up to `head`, oldest first.
+fn past(store: &Store, container: &Container, head: Generation) -> Result<Vec<Past>, OpsError> {
+    let mut past = Vec::new();
+    for row in store.chain(container.key, head)?.iter().rev() {
+        past.push(Past {
+            upper: crate::rootfs::open_dir(&store.upper(&row.layer))?,
+            touched: touched_of(store, container, &row.layer, row.parent)?,
+            base: store.read_base(&row.layer)?.and_then(|bytes| Base::decode(&bytes)),
+        });
+    }
+    Ok(past)
+}
+
+/// A path as it is typed, cleaned.
+pub fn path_of(typed: &std::path::Path) -> PathBytes {
+    PathBytes::new(crate::spec::normalise::clean_absolute(typed).as_os_str().as_bytes())
+}
