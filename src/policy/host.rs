@@ -15,7 +15,7 @@ pub struct Host {
     pub landlock: Option<u32>,
     /// The kinds of namespaces that the configuration joins by a path that leads to the host's own.
     pub namespaces: Vec<String>,
-    /// The sources of bind mounts, by the mount's place in `mounts`. One that is not there has no entry.
+    /// The sources of bind mounts, by the mount's place in `mounts`.
     pub sources: BTreeMap<usize, Source>,
     /// Where mounts lead to inside the root filesystem, by the mount's place in `mounts`: symbolic links of the image on the
     /// way replaced.

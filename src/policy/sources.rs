@@ -20,40 +20,46 @@ pub(super) fn judge(source: &Source, at: &Path, rules: &Rules, host: &Host) -> R
         let remedy = "mount something else, or take it out of mounts.refuse".to_owned();
         return refuse(format!("the configuration's mounts.refuse has {}", refused.display()), remedy);
     }
+    if !rules.mounts.allow.iter().any(|allowed| path.starts_with(allowed))
+        && let Some((why, remedy)) = fault(source, rules, host)
+    {
+        return refuse(why, remedy);
+    }
+    // Whatever is allowed.
     if host.own.iter().any(|own| path.starts_with(own) || own.starts_with(path)) {
         return refuse("it is, or holds, what this runtime keeps".to_owned(), "mount something else".to_owned());
     }
-    if rules.mounts.allow.iter().any(|allowed| path.starts_with(allowed)) {
-        return Ok(());
-    }
-    if let Some(link) = source.links.iter().find(|link| leads_out(link)) {
-        let why =
-            format!("{} is a symbolic link out of its directory, which a container may have made", link.at.display());
-        return refuse(
-            why,
-            format!("mount {} by that name, or list it in mounts.allow of the configuration", path.display()),
-        );
-    }
+    Ok(())
+}
+
+/// Why a source that the configuration does not list is refused, and what to do.
+fn fault(source: &Source, rules: &Rules, host: &Host) -> Option<(String, String)> {
+    let path = source.path.as_path();
     let listed = || "mount something else, or list it in mounts.allow of the configuration".to_owned();
+    if let Some(link) = source.links.iter().find(|link| leads_out(link)) {
+        let at = link.at.display();
+        let why = format!("{at} is a symbolic link out of its directory, which a container may have made");
+        let path = path.display();
+        return Some((why, format!("mount {path} by that name, or list it in mounts.allow of the configuration")));
+    }
     match source.kind {
         SourceKind::Channel => {
-            return refuse("it is a socket or pipe: a program of the host is at its other end".to_owned(), listed());
+            let why = "it is a socket or pipe: a program of the host is at its other end";
+            return Some((why.to_owned(), listed()));
         }
-        SourceKind::Device(node) if devices::is_allowed(node, rules, host) => return Ok(()),
+        SourceKind::Device(node) if devices::is_allowed(node, rules, host) => return None,
         SourceKind::Device(_) => {
-            let remedy = "leave it out, or list it in devices.allow of the configuration".to_owned();
-            return refuse("it is a device, and none of the standard ones".to_owned(), remedy);
+            let remedy = "leave it out, or list it in devices.allow of the configuration";
+            return Some(("it is a device, and none of the standard ones".to_owned(), remedy.to_owned()));
         }
         SourceKind::Directory | SourceKind::File => {}
     }
     if let Some((of, why)) = protected(path) {
         let why = if Path::new(of) == path { (*why).to_owned() } else { format!("it is or holds {of}: {why}") };
-        return refuse(why, listed());
+        return Some((why, listed()));
     }
-    match strict::MAGIC.iter().find(|(magic, _)| *magic == source.filesystem) {
-        Some((_, name)) => refuse(format!("it is on a filesystem of the kernel's own, {name}"), listed()),
-        None => Ok(()),
-    }
+    let kernels = strict::MAGIC.iter().find(|(magic, _)| *magic == source.filesystem);
+    kernels.map(|(_, name)| (format!("it is on a filesystem of the kernel's own, {name}"), listed()))
 }
 
 /// The entry of the table by which a path cannot be mounted, and why.

@@ -79,10 +79,12 @@ impl Facts {
             let place = normalise::place(&root, &mount.kind, &clean, &covered)?;
             covered.push(place.clone());
             self.host.destinations.insert(n, place);
-            let Some(source) = mount.source.as_ref().filter(|_| mount.is_bind()) else { continue };
-            let path = bundle.join(source);
-            // What is not there is told by whoever mounts it.
-            let Some((fd, links)) = open(&path).on("open source of a bind mount", &path)? else { continue };
+            if !mount.is_bind() {
+                continue;
+            }
+            let path = bundle.join(mount.source.unwrap_or_else(|| "none".into()));
+            // What is not there now may be there when it is mounted, and nobody has judged it.
+            let (fd, links) = open(&path).on("open source of a bind mount", &path)?;
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
             let filesystem = magic(&fd).on("look at filesystem of", &path)?;
             let path = path_of(&fd).on("find the path of", &path)?;
@@ -131,22 +133,17 @@ fn open_plain(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Opens `path`, with the symbolic links on the way. Each is read once, and what they lead to is opened without following
-/// any: a link that changes meanwhile is an error, not another file. `None` if nothing is there.
-fn open(path: &Path) -> io::Result<Option<(OwnedFd, Vec<Link>)>> {
+/// any: a link that changes meanwhile is an error, not another file.
+fn open(path: &Path) -> io::Result<(OwnedFd, Vec<Link>)> {
     match open_plain(path) {
-        Ok(fd) => return Ok(Some((fd, Vec::new()))),
+        Ok(fd) => return Ok((fd, Vec::new())),
         Err(Errno::LOOP) => {}
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         Err(err) => return Err(err.into()),
     }
     let (real, at) = follow(path)?;
-    let fd = match open_plain(&real) {
-        Ok(fd) => fd,
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-        Err(err) => return Err(err.into()),
-    };
+    let fd = open_plain(&real)?;
     let links = at.into_iter().map(|at| Ok(Link { to: follow(&at)?.0, at }));
-    Ok(Some((fd, links.collect::<io::Result<_>>()?)))
+    Ok((fd, links.collect::<io::Result<_>>()?))
 }
 
 /// What `path` leads to, and where the links on the way are. Parts that are not there stay as they are.
@@ -223,9 +220,13 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn gather(dir: &Path, mounts: serde_json::Value) -> Facts {
+        try_gather(dir, mounts).unwrap()
+    }
+
+    fn try_gather(dir: &Path, mounts: serde_json::Value) -> Result<Facts, RuntimeError> {
         std::fs::create_dir_all(dir.join("rootfs")).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
-        Facts::gather(&config, dir, &dir.join("rootfs"), Path::new("/run/none"), &Policy::default()).unwrap()
+        Facts::gather(&config, dir, &dir.join("rootfs"), Path::new("/run/none"), &Policy::default())
     }
 
     #[test]
@@ -246,7 +247,9 @@ mod tests {
         let ats: Vec<_> = linked.links.iter().map(|link| (link.at.clone(), link.to.clone())).collect();
         let want = [(dir.join("real/deep"), dir.join("real/sub")), (dir.join("link"), dir.join("real"))];
         assert_eq!(ats, want);
-        assert_eq!(of("none"), None);
+        for missing in ["none", "none/x", "loop"] {
+            assert!(try_gather(&dir, json!([bind(missing)])).is_err(), "{missing}");
+        }
         assert_eq!(of("/dev/null").unwrap().kind, SourceKind::Device(Node { block: false, major: 1, minor: 3 }));
         assert_eq!(of("/proc/self").map(|s| s.filesystem), Some(0x9fa0));
     }
