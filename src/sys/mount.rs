@@ -104,20 +104,21 @@ pub fn overlay_takes_lower_one_by_one() -> Result<(), SysError> {
     rustix::mount::fsconfig_set_string(context.as_fd(), "lowerdir+", "/").call("fsconfig", on)
 }
 
-/// The path of an upper directory by its descriptor, with the names of it and of the directory that it is in at the end
+/// How many names of an upper directory's path are shown.
+const NAMES: usize = 8;
+
+/// The path of an upper directory by its descriptor, with its last names at the end
 /// (`/proc/self/fd/7/../../LAYER/upper`): the kernel shows the text in mountinfo, where a layer is then known by it.
 fn named_path(upper: BorrowedFd<'_>) -> String {
     let path = fd_path(upper);
-    let target = rustix::fs::readlink(&path, Vec::new()).unwrap_or_default().into_bytes();
-    let mut names = target.rsplit(|byte| *byte == b'/');
-    // Others would have to be escaped, which each way of mounting does in its own way.
-    let plain = |name: &[u8]| !name.is_empty() && name.iter().all(u8::is_ascii_alphanumeric);
-    match (names.next().filter(|n| plain(n)), names.next().filter(|n| plain(n))) {
-        (Some(name), Some(above)) => {
-            format!("{path}/../../{}/{}", String::from_utf8_lossy(above), String::from_utf8_lossy(name))
-        }
-        _ => path,
-    }
+    let target = rustix::fs::readlink(&path, Vec::new()).unwrap_or_default().into_string().unwrap_or_default();
+    // Other names would have to be escaped, which each way of mounting does in its own way.
+    let plain = |name: &&str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) && *name != ".."
+    };
+    let mut names: Vec<&str> = target.rsplit('/').take_while(plain).take(NAMES).collect();
+    names.reverse();
+    [&*path].into_iter().chain(names.iter().map(|_| "..")).chain(names.iter().copied()).collect::<Vec<_>>().join("/")
 }
 
 /// The options of an overlay as mount(2) takes them: at most a page, which is enough for some two hundred layers.
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn an_upper_is_named_where_its_name_is_plain() {
         let dir = tempfile::tempdir().unwrap();
-        for (name, ends) in [("01ABC/upper", "/../../01ABC/upper"), ("a,b/upper", ""), ("x:y/upper", "")] {
+        for (name, ends) in [("a,b/01ABC/upper", "/../../01ABC/upper"), ("a,b/upper", "/../upper"), ("x/y:z", "")] {
             let path = dir.path().join(name);
             std::fs::create_dir_all(&path).unwrap();
             let fd = std::fs::File::open(&path).unwrap();
@@ -251,5 +252,11 @@ mod tests {
             assert_eq!(named, format!("{}{ends}", fd_path(fd.as_fd())));
             assert_eq!(std::fs::canonicalize(&named).unwrap(), std::fs::canonicalize(&path).unwrap());
         }
+        let deep = dir.path().join("01ABC/upper/home/me/.x/my-work");
+        std::fs::create_dir_all(&deep).unwrap();
+        let fd = std::fs::File::open(&deep).unwrap();
+        let named = named_path(fd.as_fd());
+        assert!(named.ends_with("/01ABC/upper/home/me/.x/my-work"), "{named}");
+        assert_eq!(std::fs::canonicalize(&named).unwrap(), std::fs::canonicalize(&deep).unwrap());
     }
 }

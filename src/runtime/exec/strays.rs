@@ -66,10 +66,13 @@ impl Strays {
 
 /// Whether an overlay of a mountinfo file has the layer as its upper directory.
 fn has_upper(mountinfo: &[u8], layer: &str) -> bool {
-    let upper = format!("/{layer}/upper");
+    // A copy-on-write mount has a directory in there.
+    let (upper, within) = (format!("/{layer}/upper"), format!("/{layer}/upper/"));
+    let has = |text: &[u8], part: &str| text.windows(part.len()).any(|w| w == part.as_bytes());
     let upper_of = |line: &[u8]| {
         let at = line.windows(10).position(|w| w == b",upperdir=")? + 10;
-        Some(line[at..].split(|b| *b == b',').next()?.ends_with(upper.as_bytes()))
+        let path = line[at..].split(|b| *b == b',').next()?;
+        Some(path.ends_with(upper.as_bytes()) || has(path, &within))
     };
     mountinfo.split(|b| *b == b'\n').any(|line| upper_of(line).unwrap_or(false))
 }
@@ -84,6 +87,7 @@ mod tests {
         for (text, found) in [
             (line("lowerdir=/s/layers/B/upper:/r,upperdir=/s/layers/A/upper,workdir=/s/layers/A/work"), true),
             (line("lowerdir=/s/layers/A/upper,upperdir=/s/layers/B/upper,workdir=/s/layers/B/work"), false),
+            (line("lowerdir+=/r,upperdir=/proc/self/fd/7/../../../A/upper/data,volatile"), true),
             (line("lowerdir+=/r,upperdir=A/upper,volatile"), false),
             ("22 1 8:1 / / rw - ext4 /dev/sda rw\n".to_owned(), false),
         ] {
