@@ -125,15 +125,18 @@ fn put(path: &Path, bytes: &[u8], mode: u32, sync: bool, how: RenameFlags) -> io
     result
 }
 
-/// Puts a file at `name` in `dir`, over what is there: `fill` writes it and gives it its attributes. It is synced; the
-/// directory is not.
-pub fn place(dir: &OwnedFd, name: &std::ffi::CStr, fill: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+/// Makes a file in `dir` under a name of its own: `fill` writes it and gives it its attributes. It is synced, and then `put`,
+/// which gets its name, renames it to its place; the directory is not synced.
+pub fn place(
+    dir: &OwnedFd,
+    fill: impl FnOnce(&File) -> io::Result<()>,
+    put: impl FnOnce(&str) -> io::Result<()>,
+) -> io::Result<()> {
     let (temp, file) = temporary(dir)?;
     let result = fill(&file).and_then(|()| {
         fault::step("place: sync file")?;
         file.sync_all()?;
-        fault::step("place: rename")?;
-        Ok(rustix::fs::renameat(dir, temp.as_str(), dir, name)?)
+        put(&temp)
     });
     if result.is_err() && fault::step("place: clean up").is_ok() {
         // The first error is what the caller must see; a temporary file left behind is only litter.

@@ -139,6 +139,18 @@ impl Base {
         }
     }
 
+    /// Whether the attributes of what is at `path` now are part the old ones, part those that it is to get: an `apply` that
+    /// was killed leaves them so.
+    pub(super) fn is_between(&self, path: &PathBytes, now: &Stat, mode: FileMode, (uid, gid): (u32, u32)) -> bool {
+        let Some(was) = self.0.get(path).filter(|was| !was.unsure) else { return false };
+        let is = Fingerprint::of(now, (i64::MAX, 0));
+        let owner = (is.uid, is.gid);
+        (owner == (was.uid, was.gid) || owner == (uid, gid))
+            // A change of owner takes bits away.
+            && [was.mode, mode, FileMode(was.mode.0 & !0o6000)].contains(&is.mode)
+            && (was.file_type, was.size, was.mtime, was.inode) == (is.file_type, is.size, is.mtime, is.inode)
+    }
+
     /// Whether something was there.
     pub(super) fn had(&self, path: &PathBytes) -> bool {
         self.0.contains_key(path)

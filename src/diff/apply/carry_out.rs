@@ -2,13 +2,14 @@
 //! them. Each file is written beside its place and renamed to it. Done half, it can be planned and done again.
 
 use std::collections::HashSet;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType as RawType, Gid, Mode, Uid, XattrFlags, chmodat, chownat, fchmod, fchown, fremovexattr,
-    fsetxattr, mkdirat, mknodat, openat, readlinkat, renameat, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, Dir, FileType as RawType, Gid, Mode, RenameFlags, Uid, XattrFlags, chmodat, chownat, fchmod, fchown,
+    fremovexattr, fsetxattr, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with, statat, symlinkat,
+    unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -23,7 +24,7 @@ use crate::diff::merge::copy_data;
 use crate::diff::path::PathBytes;
 use crate::diff::seal::times;
 use crate::diff::xattr::{Namespace, Reader};
-use crate::durable;
+use crate::durable::{self, fault};
 
 /// Carries out a plan made of the same mounts and uppers. Stops where the host is not as it was when it was planned.
 ///
@@ -64,6 +65,7 @@ fn place(mount: &Mount<'_>, step: &Step) -> Result<(OwnedFd, std::ffi::CString),
 }
 
 fn delete(mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
+    fault::step("apply: delete").map_err(|err| mount_error(mount, &step.path, &err))?;
     let (dir, name) = place(mount, step)?;
     remove(&dir, &name, step.file_type == FileType::Directory)
         .map_err(|source| mount.failed("unlinkat", &step.path, source))
@@ -89,7 +91,7 @@ impl Worker {
         let fail = |(call, source)| mount.failed(call, &step.path, source);
         let was = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let was_dir = was.as_ref().is_some_and(|stat| file_type(stat) == FileType::Directory);
-        if step.file_type != FileType::Directory && step.action != Action::Metadata {
+        if step.action != Action::Metadata {
             let stat = rustix::fs::fstat(&dir).map_err(|errno| fail(("fstat", errno)))?;
             if self.swept.insert((stat.st_dev, stat.st_ino)) {
                 sweep(&dir).map_err(|err| mount_error(mount, &step.path, &err))?;
@@ -104,19 +106,12 @@ impl Worker {
             if step.action == Action::Metadata {
                 return attributes_of(&dir, &name, &layer, &wanted, xattrs).map_err(fail);
             }
-            if directory {
-                if was.is_some() && !was_dir {
-                    remove(&dir, &name, false).map_err(|errno| fail(("unlinkat", errno)))?;
-                }
-                if !was_dir {
-                    mkdirat(&dir, &name, Mode::RWXU).map_err(|errno| fail(("mkdirat", errno)))?;
-                }
-                return attributes_of(&dir, &name, &layer, &wanted, xattrs).map_err(fail);
-            }
-            if was_dir {
-                remove(&dir, &name, true).map_err(|errno| fail(("unlinkat", errno)))?;
-            }
-            put(&dir, &name, &layer, &wanted).map_err(|err| mount_error(mount, &step.path, &err))
+            let made = if directory {
+                put_directory(&dir, &name, was.as_ref(), &layer, &wanted, xattrs)
+            } else {
+                put(&dir, &name, was_dir, &layer, &wanted)
+            };
+            made.map_err(|err| mount_error(mount, &step.path, &err))
         })
     }
 }
@@ -130,47 +125,100 @@ fn sweep(dir: &OwnedFd) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name();
-        if durable::is_temporary(name.to_bytes()) && !matches!(entry.file_type(), RawType::Directory) {
-            unlinkat(dir, name, AtFlags::empty())?;
+        if durable::is_temporary(name.to_bytes()) {
+            match remove(dir, name, entry.file_type() == RawType::Directory) {
+                // One with something in it is none of ours.
+                Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
     Ok(())
 }
 
+/// Renames what was made beside its place to it. Of a directory and something else the one takes the other's place at once;
+/// it is undone where the directory has got something in it meanwhile.
+fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, was_dir: bool, is_dir: bool) -> io::Result<()> {
+    fault::step("apply: rename")?;
+    if was_dir == is_dir {
+        return Ok(renameat(dir, temporary, dir, name)?);
+    }
+    let exchange = || renameat_with(dir, temporary, dir, name, RenameFlags::EXCHANGE);
+    let old = CString::new(temporary)?;
+    match exchange() {
+        // Not every filesystem can: then the place is empty for a moment.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            remove(dir, name, was_dir)?;
+            return Ok(renameat(dir, temporary, dir, name)?);
+        }
+        exchanged => exchanged?,
+    }
+    fault::step("apply: remove the old one")?;
+    remove(dir, &old, was_dir).map_err(|errno| {
+        // The first error is the one to tell.
+        let _ = exchange();
+        errno.into()
+    })
+}
+
+/// Makes a directory beside its place, with its attributes, and renames it there.
+fn put_directory(
+    dir: &OwnedFd,
+    name: &CStr,
+    was: Option<&rustix::fs::Stat>,
+    layer: &Node<'_>,
+    wanted: &Wanted,
+    xattrs: &mut Reader,
+) -> io::Result<()> {
+    if was.is_some_and(|stat| file_type(stat) == FileType::Directory) {
+        return attributes_of(dir, name, layer, wanted, xattrs).map_err(|(_, errno)| errno.into());
+    }
+    let temporary = durable::temporary_name();
+    fault::step("apply: mkdir")?;
+    mkdirat(dir, temporary.as_str(), Mode::RWXU)?;
+    let made = CString::new(temporary.as_str())?;
+    attributes_of(dir, &made, layer, wanted, xattrs)
+        .map_err(|(_, errno)| io::Error::from(errno))
+        .and_then(|()| swap(dir, &temporary, name, was.is_none(), true))
+        .inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = remove(dir, &made, true);
+        })
+}
+
 /// Writes a file, symbolic link or pipe beside its place and renames it there.
-fn put(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
-    match file_type(layer.stat) {
-        FileType::File => durable::place(dir, name, |file| {
+fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
+    let kind = file_type(layer.stat);
+    if kind == FileType::File {
+        let fill = |file: &std::fs::File| {
             let from = open_file(layer.dir, layer.name)?;
             copy_data(&from, &file.try_clone()?.into()).map_err(|(_, errno)| errno)?;
             set(file.as_fd(), layer, wanted).map_err(|(_, errno)| errno)?;
             rustix::fs::futimens(file, &times(layer.stat))?;
             Ok(())
-        }),
-        kind => {
-            let temporary = durable::temporary_name();
-            let ids = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
-            if kind == FileType::Symlink {
-                symlinkat(readlinkat(layer.dir, layer.name, Vec::new())?, dir, temporary.as_str())?;
-            } else {
-                mknodat(dir, temporary.as_str(), RawType::Fifo, Mode::empty(), 0)?;
-            }
-            let owned = chownat(dir, temporary.as_str(), Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW);
-            let set = owned.and_then(|()| match kind {
-                FileType::Symlink => Ok(()),
-                _ => chmodat(dir, temporary.as_str(), Mode::from_raw_mode(wanted.mode), AtFlags::empty()),
-            });
-            let times = times(layer.stat);
-            let placed = set
-                .and_then(|()| utimensat(dir, temporary.as_str(), &times, AtFlags::SYMLINK_NOFOLLOW))
-                .and_then(|()| renameat(dir, temporary.as_str(), dir, name));
-            placed.map_err(|errno| {
-                // The first error is the one to tell.
-                let _ = unlinkat(dir, temporary.as_str(), AtFlags::empty());
-                errno.into()
-            })
-        }
+        };
+        return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was_dir, false));
     }
+    let temporary = durable::temporary_name();
+    let ids = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
+    fault::step("apply: make")?;
+    if kind == FileType::Symlink {
+        symlinkat(readlinkat(layer.dir, layer.name, Vec::new())?, dir, temporary.as_str())?;
+    } else {
+        mknodat(dir, temporary.as_str(), RawType::Fifo, Mode::empty(), 0)?;
+    }
+    chownat(dir, temporary.as_str(), Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
+        .and_then(|()| match kind {
+            FileType::Symlink => Ok(()),
+            _ => chmodat(dir, temporary.as_str(), Mode::from_raw_mode(wanted.mode), AtFlags::empty()),
+        })
+        .and_then(|()| utimensat(dir, temporary.as_str(), &times(layer.stat), AtFlags::SYMLINK_NOFOLLOW))
+        .map_err(io::Error::from)
+        .and_then(|()| swap(dir, &temporary, name, was_dir, false))
+        .inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = unlinkat(dir, temporary.as_str(), AtFlags::empty());
+        })
 }
 
 /// Gives what is there the layer's attributes.
@@ -210,6 +258,7 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
 fn set(fd: BorrowedFd<'_>, layer: &Node<'_>, wanted: &Wanted) -> Done {
     let (uid, gid) = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
     fchown(fd, Some(uid), Some(gid)).map_err(|errno| ("fchown", errno))?;
+    fault::step("apply: chmod").map_err(|_| ("fchmod", Errno::IO))?;
     fchmod(fd, Mode::from_raw_mode(wanted.mode)).map_err(|errno| ("fchmod", errno))?;
     for (name, value) in &wanted.xattrs {
         match fsetxattr(fd, name.as_slice(), value, XattrFlags::empty()) {

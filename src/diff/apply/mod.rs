@@ -9,6 +9,8 @@ mod base;
 mod carry_out;
 mod host;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 pub use base::Base;
 pub use carry_out::carry_out;

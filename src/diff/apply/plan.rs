@@ -313,8 +313,9 @@ impl Planner<'_> {
             if self.mounts.iter().any(|mount| mount.at == *path) {
                 return Ok(());
             }
-            self.check(mount, path, Some(&host), Action::Delete)?;
-            self.steps.insert(path.clone(), step(mount, path, Action::Delete, &host.stat, Some(&host.stat)));
+            let planned = step(mount, path, Action::Delete, &host.stat, Some(&host.stat));
+            self.check(mount, &planned, Some(&host))?;
+            self.steps.insert(path.clone(), planned);
             return self.clear(mount, path, &host);
         }
         let (compare, mut found) = (&mut self.compare, None);
@@ -349,7 +350,7 @@ impl Planner<'_> {
         if !self.lead_to(mount, path)? {
             return Ok(());
         }
-        self.check(mount, path, host.as_ref(), planned.action)?;
+        self.check(mount, &planned, host.as_ref())?;
         if planned.file_type == FileType::Directory {
             self.there.insert(path.clone());
         } else if let Some(host) = &host {
@@ -377,8 +378,9 @@ impl Planner<'_> {
                     continue;
                 }
                 let Some(host) = mount.find(&path)? else { continue };
-                self.check(mount, &path, Some(&host), Action::Delete)?;
-                self.steps.insert(path.clone(), step(mount, &path, Action::Delete, &host.stat, Some(&host.stat)));
+                let planned = step(mount, &path, Action::Delete, &host.stat, Some(&host.stat));
+                self.check(mount, &planned, Some(&host))?;
+                self.steps.insert(path.clone(), planned);
                 if file_type(&host.stat) == FileType::Directory {
                     todo.push(path);
                 }
@@ -431,13 +433,8 @@ impl Planner<'_> {
     }
 
     /// Whether the host's state is one that the container has seen or made itself.
-    fn check(
-        &mut self,
-        mount: &Mount<'_>,
-        path: &PathBytes,
-        host: Option<&HostNode>,
-        action: Action,
-    ) -> Result<(), DiffError> {
+    fn check(&mut self, mount: &Mount<'_>, planned: &Step, host: Option<&HostNode>) -> Result<(), DiffError> {
+        let path = &planned.path;
         let first = self.past.iter().find(|past| past.touches(path));
         let base = first.and_then(|past| past.base.as_ref());
         let reason = match (host, base) {
@@ -448,7 +445,13 @@ impl Planner<'_> {
             (Some(host), Some(base)) => match base.since(path, &host.stat) {
                 Since::Same => return Ok(()),
                 // What is in it is checked by itself.
-                Since::Changed if action == Action::Delete && file_type(&host.stat) == FileType::Directory => {
+                Since::Changed
+                    if planned.action == Action::Metadata
+                        && base.is_between(path, &host.stat, planned.mode, (planned.uid, planned.gid)) =>
+                {
+                    return Ok(());
+                }
+                Since::Changed if planned.action == Action::Delete && file_type(&host.stat) == FileType::Directory => {
                     return Ok(());
                 }
                 Since::Changed => "it was changed on the host",

@@ -9,19 +9,20 @@ use crate::diff::{
     Diff, Graft, Kind, Namespace, Options, PatchLimits, PathBytes, View, compare, lookup, patch, refresh_passed, seal,
 };
 
-struct Trees(tempfile::TempDir);
+/// Trees made by hand.
+pub(crate) struct Trees(tempfile::TempDir);
 
 impl Trees {
-    fn new() -> Trees {
+    pub(crate) fn new() -> Trees {
         Trees(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// Makes a tree: a path with a slash at its end is a directory, others are files with the text behind `=`.
-    fn tree(&self, name: &str, entries: &[&str]) -> File {
+    pub(crate) fn tree(&self, name: &str, entries: &[&str]) -> File {
         let top = self.path(name);
         fs::create_dir_all(&top).unwrap();
         for entry in entries {
@@ -39,13 +40,13 @@ impl Trees {
         File::open(top).unwrap()
     }
 
-    fn whiteout(&self, path: &str) {
+    pub(crate) fn whiteout(&self, path: &str) {
         let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::empty());
         rustix::fs::mknodat(rustix::fs::CWD, self.path(path), kind, mode, 0).unwrap();
     }
 }
 
-fn view<'a>(layers: &'a [&File], grafts: &'a [(&str, &[&File])]) -> View<'a> {
+pub(crate) fn view<'a>(layers: &'a [&File], grafts: &'a [(&str, &[&File])]) -> View<'a> {
     let fds = |files: &'a [&File]| -> Vec<BorrowedFd<'a>> { files.iter().map(|file| file.as_fd()).collect() };
     let graft = |(at, base): &(&str, &'a [&File])| Graft { at: PathBytes::from(*at), base: fds(base) };
     View { layers: fds(layers), grafts: grafts.iter().map(graft).collect() }

@@ -1,6 +1,6 @@
 //! Tests against real overlay mounts (as root), with a full walk of the mounted tree as the truth.
 
-mod graft;
+pub(crate) mod graft;
 mod lab;
 mod random;
 mod table;
