@@ -140,35 +140,39 @@ fn open(path: &Path) -> io::Result<(OwnedFd, Vec<Link>)> {
         Err(Errno::LOOP) => {}
         Err(err) => return Err(err.into()),
     }
-    let (real, at) = follow(path)?;
-    let fd = open_plain(&real)?;
-    let links = at.into_iter().map(|at| Ok(Link { to: follow(&at)?.0, at }));
-    Ok((fd, links.collect::<io::Result<_>>()?))
+    let (real, links) = follow(path)?;
+    Ok((open_plain(&real)?, links))
 }
 
-/// What `path` leads to, and where the links on the way are. Parts that are not there stay as they are.
-fn follow(path: &Path) -> io::Result<(PathBuf, Vec<PathBuf>)> {
+/// What `path` leads to, and the links on the way. Parts that are not there stay as they are.
+fn follow(path: &Path) -> io::Result<(PathBuf, Vec<Link>)> {
     let mut todo: Vec<PathBuf> = parts(path);
     let (mut done, mut links) = (PathBuf::from("/"), Vec::new());
+    // Links whose own parts are still to be followed: which, and how many parts are left when they are.
+    let mut open: Vec<(usize, usize)> = Vec::new();
     while let Some(part) = todo.pop() {
         if part == Path::new("..") {
             done.pop();
-            continue;
-        }
-        let next = done.join(&part);
-        match rustix::fs::readlink(&next, Vec::new()) {
-            Ok(target) => {
-                if links.len() == LINKS_MAX {
-                    return Err(Errno::LOOP.into());
+        } else {
+            let next = done.join(&part);
+            match rustix::fs::readlink(&next, Vec::new()) {
+                Ok(target) => {
+                    if links.len() == LINKS_MAX {
+                        return Err(Errno::LOOP.into());
+                    }
+                    let target = PathBuf::from(OsStr::from_bytes(target.as_bytes()));
+                    open.push((links.len(), todo.len()));
+                    links.push(Link { at: next, to: PathBuf::new() });
+                    if target.is_absolute() {
+                        done = PathBuf::from("/");
+                    }
+                    todo.extend(parts(&target));
                 }
-                links.push(next);
-                let target = PathBuf::from(OsStr::from_bytes(target.as_bytes()));
-                if target.is_absolute() {
-                    done = PathBuf::from("/");
-                }
-                todo.extend(parts(&target));
+                Err(_) => done = next,
             }
-            Err(_) => done = next,
+        }
+        while let Some((link, _)) = open.pop_if(|(_, left)| todo.len() <= *left) {
+            links[link].to = done.clone();
         }
     }
     Ok((done, links))
