@@ -363,7 +363,7 @@ impl Config {
 pub struct Mount {
     /// Where, inside the container.
     pub destination: PathBuf,
-    /// Filesystem type, or empty.
+    /// Filesystem type, or empty. `bind` where an option says so: whatever else is written is then of no account.
     pub kind: String,
     /// What.
     pub source: Option<PathBuf>,
@@ -374,20 +374,22 @@ pub struct Mount {
 impl Mount {
     /// From its document; `None` without a destination.
     pub fn of(value: &Value) -> Option<Mount> {
-        let options = value["options"].as_array();
+        let list = value["options"].as_array();
+        let options: Vec<String> =
+            list.map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default();
+        let binds = options.iter().any(|option| matches!(option.as_str(), "bind" | "rbind"));
+        let kind = if binds { "bind" } else { value["type"].as_str().unwrap_or_default() };
         Some(Mount {
             destination: PathBuf::from(value["destination"].as_str()?),
-            kind: value["type"].as_str().unwrap_or_default().to_owned(),
-            source: value["source"].as_str().map(PathBuf::from),
-            options: options
-                .map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-                .unwrap_or_default(),
+            kind: kind.to_owned(),
+            source: value["source"].as_str().filter(|source| !source.is_empty()).map(PathBuf::from),
+            options,
         })
     }
 
     /// A bind mount, by type or by option.
     pub fn is_bind(&self) -> bool {
-        self.kind == "bind" || self.has("bind") || self.has("rbind")
+        self.kind == "bind"
     }
 
     /// A bind mount on `/dev` itself.

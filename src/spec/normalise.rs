@@ -40,6 +40,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "rootfs-propagation", run: rootfs_propagation },
     Step { name: "no-new-privileges", run: no_new_privileges },
     Step { name: "capabilities", run: capabilities },
+    Step { name: "bind-type", run: bind_type },
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
     Step { name: "copy-on-write", run: copy_on_write },
@@ -168,6 +169,16 @@ fn mounts_mut(config: &mut Config) -> impl Iterator<Item = &mut Map<String, Valu
         .into_iter()
         .flatten()
         .filter_map(Value::as_object_mut)
+}
+
+/// An option makes a bind mount, as in runc. libcontainer looks at the type first, and would mount cgroups there, or a proc.
+fn bind_type(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let binds: Vec<bool> = config.mounts().iter().map(super::Mount::is_bind).collect();
+    let with_place = mounts_mut(config).filter(|mount| mount.get("destination").is_some_and(Value::is_string));
+    for (mount, _) in with_place.zip(binds).filter(|(_, bind)| *bind) {
+        mount.insert("type".to_owned(), json!("bind"));
+    }
+    Ok(())
 }
 
 /// The source is optional in the specification; filesystems without a device take any.
@@ -391,6 +402,16 @@ mod tests {
         {
             let linux = |p| json!({"linux": {"rootfsPropagation": p}});
             check("rootfs-propagation", linux(before), linux(after));
+        }
+        let mount = |kind: &str, options: Value| json!({"destination": "/x", "type": kind, "options": options});
+        for (given, kind) in [
+            (mount("cgroup", json!(["bind", "ro"])), "bind"),
+            (mount("proc", json!(["ro", "rbind"])), "bind"),
+            (mount("tmpfs", json!(["ro"])), "tmpfs"),
+        ] {
+            let mut after = given.clone();
+            after["type"] = json!(kind);
+            check("bind-type", json!({"mounts": [given]}), json!({"mounts": [after]}));
         }
         check("no-new-privileges", json!({"process": {"noNewPrivileges": false}}), json!({"process": {}}));
         check(
