@@ -339,6 +339,42 @@ fn a_directory_of_the_hosts_is_no_root_filesystem() {
     }
 }
 
+/// What a pass took for nothing said was something else to who carries it out, or the other way round.
+#[test]
+fn a_value_of_the_wrong_type_is_told_with_its_field() {
+    let env = Env::with_config("");
+    for (pointer, value, words) in [
+        ("/linux/resources", json!("x"), "invalid linux.resources in config.json: invalid type"),
+        ("/linux/maskedPaths", json!("/proc/kcore"), "invalid linux.maskedPaths in config.json"),
+        ("/mounts/2/options", json!("rw,exec"), "invalid mounts[2].options in config.json"),
+        ("/process/noNewPrivileges", json!("false"), "invalid process.noNewPrivileges in config.json"),
+        ("/linux/namespaces", json!({"0": {"type": "pid"}}), "invalid linux.namespaces in config.json"),
+        ("/linux/namespaces/1", json!({"type": "pid"}), "invalid linux.namespaces in config.json: duplicated ns"),
+    ] {
+        let err = refused(&env, |config| {
+            let (parent, key) = pointer.rsplit_once('/').expect("a parent");
+            let parent = config.pointer_mut(parent).expect("it is there");
+            match parent.as_array_mut() {
+                Some(list) => list[key.parse::<usize>().expect("a number")] = value,
+                None => parent[key] = value,
+            }
+        });
+        assert!(err.contains(words), "{pointer}: {err}");
+    }
+}
+
+/// libcontainer wrote "136:-1" to the cgroup.
+#[test]
+fn any_number_of_a_device_rule_may_be_minus_one() {
+    let env = Env::with_config("");
+    started(&env, |config| {
+        let rules = config["linux"]["resources"]["devices"].as_array_mut().expect("rules");
+        rules.push(json!({"allow": true, "type": "c", "major": 136, "minor": -1, "access": "rwm"}));
+    })
+    .sh("test -c /dev/null")
+    .expect(0);
+}
+
 /// It would be gone from the host.
 #[test]
 fn a_network_device_of_the_host_is_not_moved() {

@@ -176,6 +176,10 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
         return Err(field("process.args", "args must not be empty"));
     }
     config.check_user_ids()?;
+    config.check_types()?;
+    if let Some(kind) = config.twice_a_namespace() {
+        return Err(field("linux.namespaces", &format!("duplicated ns {kind:?}")));
+    }
     if !Path::new(config.cwd()).is_absolute() {
         return Err(field("process.cwd", "Cwd must be an absolute path"));
     }

@@ -9,6 +9,7 @@ pub mod mount_rules;
 pub mod normalise;
 pub mod passwd;
 mod reach;
+mod types;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,14 @@ pub enum SpecError {
         /// What is wrong with it.
         why: String,
     },
+    /// A field with a value that is not of its type.
+    #[error("invalid {field} in {CONFIG}: {why}")]
+    Type {
+        /// The field's path in the document.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A path of the root filesystem could not be looked at.
     #[error("resolve {path} in the root filesystem: {source}")]
     Resolve {
@@ -93,7 +102,7 @@ impl Classify for SpecError {
             SpecError::Read { source, .. } | SpecError::Write { source, .. } | SpecError::Resolve { source, .. } => {
                 Kind::of_io(source)
             }
-            SpecError::Json { .. } | SpecError::Field { .. } => Kind::InvalidInput,
+            SpecError::Json { .. } | SpecError::Field { .. } | SpecError::Type { .. } => Kind::InvalidInput,
             SpecError::Unsupported(_) => Kind::Unsupported,
         }
     }
@@ -317,6 +326,12 @@ impl Config {
                 .collect()
         })
         .unwrap_or_default()
+    }
+
+    /// The kind of namespace that is listed twice, if one is: which of them it is to be nobody can tell.
+    pub fn twice_a_namespace(&self) -> Option<String> {
+        let kinds: Vec<String> = self.namespaces().into_iter().map(|(kind, _)| kind).collect();
+        kinds.iter().enumerate().find(|(n, kind)| kinds[..*n].contains(kind)).map(|(_, kind)| kind.clone())
     }
 
     /// True if the container has a namespace of this type (`pid`, `user` …), its own or a joined one.

@@ -48,6 +48,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "dev-bind", run: dev_bind },
     Step { name: "private-source", run: private_source },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
+    Step { name: "device-rules", run: device_rules },
     Step { name: "home", run: home },
 ];
 
@@ -325,6 +326,19 @@ fn tmpfs_mode(config: &mut Config, context: &Context<'_>) -> Result<(), SpecErro
     Ok(())
 }
 
+/// Any number of a device rule is -1 or nothing, as in runc. libcontainer writes -1 to the cgroup, which refuses it.
+fn device_rules(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let rules = config.value_mut().pointer_mut("/linux/resources/devices").and_then(Value::as_array_mut);
+    for rule in rules.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for name in ["major", "minor"] {
+            if rule.get(name).and_then(Value::as_i64) == Some(-1) {
+                rule.shift_remove(name);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Without HOME libcontainer asks the C library, which loads what the container's nsswitch.conf names.
 fn home(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     if home_of(&config.env()).is_some() {
@@ -403,6 +417,14 @@ mod tests {
             let linux = |p| json!({"linux": {"rootfsPropagation": p}});
             check("rootfs-propagation", linux(before), linux(after));
         }
+        let rules = |list: Value| json!({"linux": {"resources": {"devices": list}}});
+        check(
+            "device-rules",
+            rules(
+                json!([{"allow": true, "type": "c", "major": 136, "minor": -1}, {"major": -1, "minor": -1}, {"major": 0}]),
+            ),
+            rules(json!([{"allow": true, "type": "c", "major": 136}, {}, {"major": 0}])),
+        );
         let mount = |kind: &str, options: Value| json!({"destination": "/x", "type": kind, "options": options});
         for (given, kind) in [
             (mount("cgroup", json!(["bind", "ro"])), "bind"),
