@@ -232,19 +232,19 @@ fn reasons(before: &[String], after: &[String], bind: bool) -> String {
     told.chain(below).collect::<Vec<_>>().join("; ")
 }
 
-/// The option that undoes a flag.
-fn opposite(flag: &str) -> String {
-    match flag {
-        "ro" => "rw".to_owned(),
-        "rro" => "rrw".to_owned(),
+/// The options that undo a flag. A recursive one does so to the mount itself too, and comes after all that are not.
+fn opposites(flag: &str) -> [String; 2] {
+    let plain = match flag {
+        "ro" | "rro" => "rw".to_owned(),
         // nosuid, rnosuid …
-        flag => flag.replacen("no", "", 1),
-    }
+        flag => flag.strip_prefix('r').unwrap_or(flag).replacen("no", "", 1),
+    };
+    [format!("r{plain}"), plain]
 }
 
 /// The options with these flags, and without what undoes one.
 fn with_flags(options: &[String], flags: &[&str]) -> Vec<String> {
-    let undone: Vec<String> = flags.iter().map(|flag| opposite(flag)).collect();
+    let undone: Vec<String> = flags.iter().flat_map(|flag| opposites(flag)).collect();
     let mut all: Vec<String> = options.iter().filter(|option| !undone.contains(option)).cloned().collect();
     for flag in flags {
         if !all.iter().any(|option| option == flag) {
@@ -273,7 +273,13 @@ mod tests {
     use serde_json::Value;
 
     fn directory(path: &str) -> Source {
-        Source { path: path.into(), links: Vec::new(), kind: SourceKind::Directory, filesystem: 0xef53 }
+        Source {
+            path: path.into(),
+            links: Vec::new(),
+            kind: SourceKind::Directory,
+            filesystem: 0xef53,
+            below: Vec::new(),
+        }
     }
 
     /// Hardens `mounts`, the sources of bind mounts being directories of the same name.
@@ -318,6 +324,11 @@ mod tests {
             (fs("/tmp", "tmpfs", &["exec", "dev", "size=1k"]), vec!["size=1k", "nosuid", "nodev", "noexec"]),
             (fs("/dev/pts", "devpts", &["newinstance"]), vec!["newinstance", "nosuid", "noexec"]),
             (fs("/sys/fs/cgroup", "cgroup", &[]), vec!["nosuid", "nodev", "noexec", "ro"]),
+            // What is recursive holds for the mount itself too.
+            (fs("/sys", "sysfs", &["rrw", "rexec"]), vec!["nosuid", "nodev", "noexec", "ro"]),
+            (fs("/tmp", "tmpfs", &["rsuid", "rexec", "rdev"]), vec!["nosuid", "nodev", "noexec"]),
+            (bind("/v", "/data", &["bind", "rexec", "rdev", "rsuid"]), vec!["bind", "nosuid", "nodev", "noexec"]),
+            (bind("/v", "/data", &["bind", "ro", "rrw"]), vec!["bind", "ro", "nosuid", "nodev", "noexec"]),
         ] {
             let got = hardened(json!([mount]), Rules::default(), "").unwrap();
             assert_eq!(options(&got, 0), want, "{mount}");

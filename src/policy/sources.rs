@@ -2,11 +2,11 @@
 //!
 //! A source is judged by what it is, not by how it is called: its path without symbolic links, its type, its filesystem.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::host::{Host, Source, SourceKind};
 use super::strict::{self, Reach};
-use super::{Refusal, devices};
+use super::{Refusal, Work, devices};
 use crate::config::Rules;
 
 /// Judges the source of the mount at `at`.
@@ -20,16 +20,68 @@ pub(super) fn judge(source: &Source, at: &Path, rules: &Rules, host: &Host) -> R
         let remedy = "mount something else, or take it out of mounts.refuse".to_owned();
         return refuse(format!("the configuration's mounts.refuse has {}", refused.display()), remedy);
     }
-    if !rules.mounts.allow.iter().any(|allowed| path.starts_with(allowed))
+    if !is_listed(path, rules)
         && let Some((why, remedy)) = fault(source, rules, host)
     {
         return refuse(why, remedy);
     }
+    if let Some(why) = carries(source, rules) {
+        let remedy = "unmount it, mount the source without what is below (\"bind\" for \"rbind\"), or list it in mounts.allow of the configuration";
+        return refuse(why, remedy.to_owned());
+    }
     // Whatever is allowed.
-    if host.own.iter().any(|own| path.starts_with(own) || own.starts_with(path)) {
+    if is_own(path, host) {
         return refuse("it is, or holds, what this runtime keeps".to_owned(), "mount something else".to_owned());
     }
     Ok(())
+}
+
+/// The root filesystem: a directory of the host as well, and what is mounted below it comes with it.
+pub(super) fn root(work: &mut Work<'_>) -> Result<(), Refusal> {
+    let Some(root) = &work.host.root else { return Ok(()) };
+    let rules = &work.policy.rules;
+    let path = root.path.as_path();
+    let refuse = |why: String, remedy: &str| {
+        Err(Refusal { what: format!("root.path {}", path.display()), why, remedy: remedy.to_owned() })
+    };
+    let copy = "give the container a copy, or list it in mounts.allow of the configuration";
+    if !is_listed(path, rules) {
+        if let Some((of, _, why)) = strict::SOURCES.iter().find(|(of, ..)| Path::new(of).starts_with(path)) {
+            return refuse(format!("it is or holds the host's {of}: {why}"), copy);
+        }
+        if let Some(name) = kernels(root.filesystem) {
+            return refuse(format!("it is on a filesystem of the kernel's own, {name}"), copy);
+        }
+    }
+    if let Some(why) = carries(root, rules) {
+        return refuse(why, "unmount it: the container's own mounts are those of its configuration");
+    }
+    if is_own(path, work.host) {
+        return refuse("it is, or holds, what this runtime keeps".to_owned(), "use another directory");
+    }
+    Ok(())
+}
+
+fn is_own(path: &Path, host: &Host) -> bool {
+    host.own.iter().any(|own| path.starts_with(own) || own.starts_with(path))
+}
+
+/// Whether the configuration lets it pass.
+fn is_listed(path: &Path, rules: &Rules) -> bool {
+    rules.mounts.allow.iter().any(|allowed| path.starts_with(allowed))
+}
+
+fn kernels(filesystem: i64) -> Option<&'static str> {
+    strict::MAGIC.iter().find(|(magic, _)| *magic == filesystem).map(|(_, name)| *name)
+}
+
+/// Why what is mounted below a source cannot come with it.
+fn carries(source: &Source, rules: &Rules) -> Option<String> {
+    let is_fault = |(path, kind): &&(PathBuf, String)| {
+        strict::MAGIC.iter().any(|(_, name)| name == kind) && !is_listed(path, rules)
+    };
+    let (path, kind) = source.below.iter().find(is_fault)?;
+    Some(format!("below it, on {}, a filesystem of the kernel's own is mounted, {kind}", path.display()))
 }
 
 /// Why a source that the configuration does not list is refused, and what to do.
@@ -58,8 +110,7 @@ fn fault(source: &Source, rules: &Rules, host: &Host) -> Option<(String, String)
         let why = if Path::new(of) == path { (*why).to_owned() } else { format!("it is or holds {of}: {why}") };
         return Some((why, listed()));
     }
-    let kernels = strict::MAGIC.iter().find(|(magic, _)| *magic == source.filesystem);
-    kernels.map(|(_, name)| (format!("it is on a filesystem of the kernel's own, {name}"), listed()))
+    kernels(source.filesystem).map(|name| (format!("it is on a filesystem of the kernel's own, {name}"), listed()))
 }
 
 /// The entry of the table by which a path cannot be mounted, and why.
@@ -80,10 +131,11 @@ fn leads_out(link: &super::Link) -> bool {
 mod tests {
     use super::*;
     use crate::config::{Device, Devices, Mounts};
+    use crate::policy::tests::{minimal, strict_on};
     use crate::policy::{Link, Node};
 
     fn file(path: &str) -> Source {
-        Source { path: path.into(), links: Vec::new(), kind: SourceKind::File, filesystem: 0xef53 }
+        Source { path: path.into(), links: Vec::new(), kind: SourceKind::File, filesystem: 0xef53, below: Vec::new() }
     }
 
     fn told(source: &Source, rules: &Rules) -> Option<String> {
@@ -167,6 +219,46 @@ mod tests {
             let err = told(&Source { filesystem: *magic, ..file("/mnt/x") }, &Rules::default()).unwrap();
             assert!(err.contains(name), "{err}");
         }
+    }
+
+    #[test]
+    fn what_is_mounted_below_comes_with_it() {
+        let below =
+            |kind: &str| vec![("/data/chroot/x".into(), "ext4".to_owned()), ("/data/chroot/p".into(), kind.to_owned())];
+        let with = |kind: &str| Source { below: below(kind), ..file("/data/chroot") };
+        for (_, name) in strict::MAGIC {
+            let err = told(&with(name), &Rules::default()).unwrap();
+            assert!(
+                err.contains(&format!("/data/chroot/p, a filesystem of the kernel's own is mounted, {name};")),
+                "{err}"
+            );
+        }
+        assert_eq!(told(&with("xfs"), &Rules::default()), None);
+        for listed in ["/data/chroot", "/data/chroot/p"] {
+            let mounts = Mounts { allow: vec![listed.into()], ..Mounts::default() };
+            assert_eq!(told(&with("proc"), &Rules { mounts, ..Rules::default() }), None, "{listed}");
+        }
+    }
+
+    #[test]
+    fn the_root_filesystem_is_no_directory_of_the_hosts() {
+        let of = |root: Source, allow: &[&str]| {
+            let mounts = Mounts { allow: allow.iter().map(|path| path.into()).collect(), ..Mounts::default() };
+            let host = Host { root: Some(root), own: vec!["/srv/store".into()], ..Host::default() };
+            strict_on(minimal(), Rules { mounts, ..Rules::default() }, &host).map(drop).map_err(|err| err.to_string())
+        };
+        for path in ["/", "/etc", "/usr", "/var", "/var/lib/docker", "/home", "/srv", "/srv/store/layers/x"] {
+            let err = of(file(path), &[]).unwrap_err();
+            assert!(err.starts_with(&format!("root.path {path}: it is")), "{err}");
+        }
+        for path in ["/var/lib/docker/overlay2/x/merged", "/run/containerd/x/rootfs", "/dev/shm/b/rootfs", "/root/b"] {
+            assert_eq!(of(file(path), &[]), Ok(()), "{path}");
+        }
+        assert_eq!(of(file("/usr"), &["/usr"]), Ok(()));
+        assert!(of(file("/srv"), &["/"]).is_err(), "whatever is allowed");
+        assert!(of(Source { filesystem: 0x9fa0, ..file("/mnt/p") }, &[]).unwrap_err().contains("kernel's own, proc"));
+        let chroot = Source { below: vec![("/c/proc".into(), "proc".into())], ..file("/c") };
+        assert!(of(chroot, &[]).unwrap_err().contains("below it, on /c/proc"));
     }
 
     /// A container made a link in its volume, and a path below the volume is another container's source.

@@ -17,7 +17,11 @@ use super::error::{On, RuntimeError};
 use super::host;
 use crate::policy::{Host, Link, Node, Policy, Source, SourceKind};
 use crate::spec::{Config, inroot, normalise};
+use crate::sys::{mountinfo, proc};
 use crate::terms::Profile;
+
+/// What is mounted on the host.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The kernel's own limit for links in one path.
 const LINKS_MAX: usize = 40;
@@ -69,8 +73,25 @@ impl Facts {
         Ok(facts)
     }
 
+    /// What is mounted below the root filesystem's directory and comes with it: where it is in the container.
+    pub fn carried(&self) -> Vec<PathBuf> {
+        let of = |root: &Source| -> Vec<PathBuf> {
+            let inside = root.below.iter().filter_map(|(at, _)| at.strip_prefix(&root.path).ok());
+            inside.map(|inside| Path::new("/").join(inside)).collect()
+        };
+        self.host.root.as_ref().map(of).unwrap_or_default()
+    }
+
     fn look_at_mounts(&mut self, engine: &Config, bundle: &Path, rootfs: &Path) -> Result<(), RuntimeError> {
+        let all = proc::read(Path::new(MOUNTS)).on("read", Path::new(MOUNTS))?;
         let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
+        self.host.root = Some(Source {
+            path: rootfs.to_owned(),
+            links: Vec::new(),
+            kind: SourceKind::Directory,
+            filesystem: magic(&root).on("look at filesystem of", rootfs)?,
+            below: mountinfo::below(&all, rootfs),
+        });
         let mut covered = Vec::new();
         let list = engine.value()["mounts"].as_array();
         for (n, mount) in list.into_iter().flatten().enumerate() {
@@ -82,13 +103,14 @@ impl Facts {
             if !mount.is_bind() {
                 continue;
             }
-            let path = bundle.join(mount.source.unwrap_or_else(|| "none".into()));
+            let path = bundle.join(mount.source.as_deref().unwrap_or(Path::new("none")));
             // What is not there now may be there when it is mounted, and nobody has judged it.
             let (fd, links) = open(&path).on("open source of a bind mount", &path)?;
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
             let filesystem = magic(&fd).on("look at filesystem of", &path)?;
             let path = path_of(&fd).on("find the path of", &path)?;
-            let source = Source { path, links, kind: kind(&stat), filesystem };
+            let below = if mount.has("rbind") { mountinfo::below(&all, &path) } else { Vec::new() };
+            let source = Source { path, links, kind: kind(&stat), filesystem, below };
             self.host.sources.insert(n, source);
             self.judged.push(Judged { mount: n, identity: (stat.st_dev, stat.st_ino), _held: fd });
         }

@@ -93,17 +93,20 @@ impl Fixups {
     }
 
     /// What the profile `strict` needs besides: the sources of bind mounts are the ones that were judged, and nothing of the
-    /// image is a device or setuid.
+    /// image is a device or setuid, nor of what is mounted below it on the host (`carried`).
     pub fn confine(
         &mut self,
         engine: &Config,
         normalised: &Config,
         judged: &[Judged],
+        carried: &[PathBuf],
         confinement: &Confinement,
     ) -> Result<(), RuntimeError> {
         let places: Vec<PathBuf> = normalised.mounts().into_iter().map(|m| m.destination).collect();
         let masked = engine.value()["linux"]["maskedPaths"].as_array();
-        let masked: Vec<&Path> = masked.into_iter().flatten().filter_map(|p| p.as_str().map(Path::new)).collect();
+        // An empty path would be the beginning of all.
+        let masked = masked.into_iter().flatten().filter_map(|p| p.as_str().map(Path::new));
+        let masked: Vec<&Path> = masked.filter(|path| path.is_absolute()).collect();
         let mut first = Vec::new();
         for Judged { mount, identity, .. } in judged {
             // Who makes overlays of some looks at their sources himself.
@@ -126,6 +129,10 @@ impl Fixups {
         let attr = MountAttr { set: confinement.root_flags, propagation: 0 };
         self.0.splice(0..0, first);
         self.0.push(Fixup::Attr { at: "/".into(), attr, recursive: false, why: "flags" });
+        for at in carried.iter().filter(|at| !places.iter().any(|place| at.starts_with(place))) {
+            let attr = MountAttr { set: mountattr::NOSUID | mountattr::NODEV, propagation: 0 };
+            self.0.push(Fixup::Attr { at: at.clone(), attr, recursive: false, why: "flags" });
+        }
         Ok(())
     }
 
