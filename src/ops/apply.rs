@@ -15,7 +15,7 @@ use serde_json::json;
 use super::commit::touched_of;
 use super::history::uppers_between;
 use super::{Context, OpsError, stack};
-use crate::diff::apply::{Action, Base, Mount, Past, Plan, carry_out, plan};
+use crate::diff::apply::{Action, Base, Mount, Past, Plan, carry_out, plan, tidy};
 use crate::diff::{self, PathBytes};
 use crate::id::Generation;
 use crate::store::{Container, Store};
@@ -76,7 +76,8 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     let container = &applied.container;
     let options = diff::Options { recursive: true, renames: false, ..stack::options_of(container) };
     let found = diff::compare(&fds, lowers.view(), &options)?;
-    applied.plan = plan(&mounts, &fds, &found, &past(&store, container, head)?, wanted)?;
+    let past = past(&store, container, head)?;
+    applied.plan = plan(&mounts, &fds, &found, &past, wanted)?;
     if request.dry_run {
         return Ok(applied);
     }
@@ -84,6 +85,7 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
         applied.done = false;
         return Ok(applied);
     }
+    tidy(&mounts, &past, wanted)?;
     if !applied.plan.steps.is_empty() {
         // Before anything is done: what is half done is on record too.
         store.append_event(Some(container.key), "apply", &event(request, &applied))?;

@@ -13,8 +13,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::host::{Mount, mount_of};
-use super::plan::{Action, Node, Plan, Step, Wanted, in_layers, key};
+use super::host::{Mount, beneath, mount_of};
+use super::plan::{Action, Node, Past, Plan, Step, Wanted, in_layers, key};
 use crate::diff::change::FileType;
 use crate::diff::content::open_file;
 use crate::diff::descent::{DIR_FLAGS, Side};
@@ -34,7 +34,6 @@ pub fn carry_out(plan: &Plan, mounts: &[Mount<'_>], uppers: &[BorrowedFd<'_>]) -
     let mut worker = Worker {
         layers: Locator::new(Side::layers(uppers), Namespace::Trusted, usize::MAX)?,
         xattrs: Reader::new(Namespace::Trusted),
-        swept: HashSet::new(),
     };
     let of = |step: &Step| mount_of(mounts, &step.path);
     for step in plan.steps.iter().rev().filter(|step| step.action == Action::Delete) {
@@ -81,8 +80,6 @@ type Done = Result<(), (&'static str, Errno)>;
 struct Worker {
     layers: Locator,
     xattrs: Reader,
-    /// Directories that hold nothing any more that an earlier run left.
-    swept: HashSet<(u64, u64)>,
 }
 
 impl Worker {
@@ -91,12 +88,6 @@ impl Worker {
         let fail = |(call, source)| mount.failed(call, &step.path, source);
         let was = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let was_dir = was.as_ref().is_some_and(|stat| file_type(stat) == FileType::Directory);
-        if step.action != Action::Metadata {
-            let stat = rustix::fs::fstat(&dir).map_err(|errno| fail(("fstat", errno)))?;
-            if self.swept.insert((stat.st_dev, stat.st_ino)) {
-                sweep(&dir).map_err(|err| mount_error(mount, &step.path, &err))?;
-            }
-        }
         let xattrs = &mut self.xattrs;
         in_layers(&mut self.layers, &step.path, |layer| {
             let Some(layer) = layer else { return Err(fail(("openat", Errno::NOENT))) };
@@ -118,6 +109,29 @@ impl Worker {
 
 fn mount_error(mount: &Mount<'_>, path: &PathBytes, err: &io::Error) -> DiffError {
     mount.failed("write", path, Errno::from_io_error(err).unwrap_or(Errno::IO))
+}
+
+/// Removes what an earlier run that was killed left beside the paths that generations touched and `wanted` takes, also where
+/// all else of it was done, and no diff tells of them any more. To be called with the lock of the mounts' directories.
+///
+/// # Errors
+/// [`DiffError::Host`] where the kernel refuses.
+pub fn tidy(mounts: &[Mount<'_>], past: &[Past], wanted: impl Fn(&PathBytes) -> bool) -> Result<(), DiffError> {
+    let mut swept = HashSet::new();
+    for touched in past.iter().flat_map(|past| &past.touched).filter(|touched| wanted(&touched.path)) {
+        let Some(mount) = mount_of(mounts, &touched.path) else { continue };
+        let inside = mount.inside(&touched.path);
+        let parent = &inside[..inside.iter().rposition(|b| *b == b'/').unwrap_or(0)];
+        if !swept.insert((mount.at.as_bytes(), parent)) {
+            continue;
+        }
+        match beneath(mount.dir, parent) {
+            Ok(dir) => sweep(&dir).map_err(|err| mount_error(mount, &touched.path, &err))?,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
+            Err(source) => return Err(mount.failed("openat2", &touched.path, source)),
+        }
+    }
+    Ok(())
 }
 
 /// Removes what an earlier run that was killed left in a directory. Nobody else applies to it: its lock is ours.
