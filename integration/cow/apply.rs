@@ -251,6 +251,98 @@ fn what_is_left_out() {
     assert!(compare(&applied(&below("/work", walk(&host))), &below("/work", walk(&host))).is_empty());
 }
 
+/// The mode and the owner of a named pipe and of a link; a directory with a name of the runtime's own is left out with all
+/// that is in it.
+#[test]
+fn pipes_links_and_names_of_ours() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let id = bundle.id.as_str();
+    let script = "cd /work; chmod 640 pipe; chown -h 5:6 link pipe; mkdir -p src/.agentsbx-tmp-1-1/in; echo x >src/.agentsbx-tmp-1-1/in/x";
+    bundle.sh(script).expect(0);
+    let planned = env.json(["apply", id, "--json"]);
+    assert_eq!(steps(&planned), ["metadata /work/link", "metadata /work/pipe"].map(String::from).into());
+    assert_eq!(reasons(&planned, "skipped").len(), 3, "{planned}");
+    let meta = |name: &str| {
+        let meta = host.join(name).symlink_metadata().expect("stat");
+        (meta.mode() & 0o7777, meta.uid(), meta.gid())
+    };
+    assert_eq!((meta("pipe"), meta("link").1), ((0o640, 5, 6), 5));
+    assert!(!host.join("src/.agentsbx-tmp-1-1").exists());
+    assert!(env.ok(["apply", id]).ends_with("0 applied"));
+}
+
+/// One directory at two places: a run does not wait for itself, and what both changed is one conflict more, not a mixture.
+#[test]
+fn one_directory_at_two_places() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = with_mounts(&env, &[(&host, "/one"), (&host, "/two")], r#"{"/one": "cow", "/two": "cow"}"#);
+    bundle.start();
+    let id = bundle.id.as_str();
+    bundle.sh("echo one >/one/first; echo two >/two/second; ls /one/second /two/first").expect(1);
+    env.ok(["apply", id]);
+    assert_eq!(bundle.sh("cat /one/second /two/first").ok(), "two\none");
+    bundle.sh("echo 1 >>/one/src/one; echo 2 >>/two/src/one").expect(0);
+    let said = env.run(["apply", id]).expect(1).both();
+    assert!(said.contains("was changed on the host meanwhile"), "{said}");
+    assert_eq!(fs::read_to_string(host.join("src/one")).expect("read"), "one\n1\n");
+    assert!(env.run(["apply", id]).expect(1).both().contains("it was changed on the host"));
+    assert_sound(&env);
+}
+
+/// What the host mounts in its directory, and all that is in it, stays as it is, and so do the directories above it; the
+/// rest is applied, and the base of the rest is on record.
+#[test]
+fn what_the_host_mounts_there_stays() {
+    let env = Env::new();
+    let host = project(&env);
+    for dir in ["mnt/deep/point", "meta", "file"] {
+        fs::create_dir_all(host.join(dir)).expect("mkdir");
+    }
+    fs::write(host.join("mnt/other"), "x").expect("write");
+    fs::write(host.join("target"), "x").expect("write");
+    let mut bundle = with_mounts(&env, &[(&host, "/work")], r#"{"/work": "cow"}"#);
+    bundle.config["mounts"].as_array_mut().expect("mounts").last_mut().expect("a mount")["options"] =
+        serde_json::json!(["bind"]);
+    bundle.start();
+    let id = bundle.id.as_str();
+    let other = env.dir.join("other-file");
+    fs::write(&other, "other").expect("write");
+    let points = [host.join("mnt/deep/point"), host.join("meta"), host.join("file"), host.join("target")];
+    let sh = |script: &str| {
+        let args = points.iter().map(|point| point.as_os_str()).chain([other.as_os_str()]);
+        crate::support::Cmd::new("sh").args(["-c", script, "sh"]).args(args).ok()
+    };
+    sh(
+        "set -e; mount -t tmpfs none \"$1\"; echo in >\"$1/in\"; mount --bind \"$2\" \"$2\"; mount --bind \"$3\" \"$3\"; mount --bind \"$5\" \"$4\"",
+    );
+    let before = [walk(&points[0]), walk(&points[1]), walk(&points[2])];
+    let script = "cd /work; rm -r mnt; chmod 700 meta; rm -r file; echo x >file; chmod 600 target; echo more >>src/one";
+    bundle.sh(script).expect(0);
+    let planned = env.run(["apply", id, "--json"]);
+    let other_mode = other.metadata().expect("stat").mode() & 0o777;
+    let after = [walk(&points[0]), walk(&points[1]), walk(&points[2])];
+    sh("umount \"$1\" \"$2\" \"$3\" \"$4\"");
+    let document: Value = serde_json::from_str(&planned.expect(0).stdout).expect("JSON");
+    assert_eq!(steps(&document), ["delete /work/mnt/other", "replace /work/src/one"].map(String::from).into());
+    let skipped = reasons(&document, "skipped");
+    for (path, place) in
+        [("mnt", "in it"), ("mnt/deep", "in it"), ("mnt/deep/point", "there"), ("meta", "there"), ("target", "there")]
+    {
+        let want = format!("/work/{path}: another filesystem is mounted {place} on the host");
+        assert!(skipped.contains(&want), "{want}: {skipped:?}");
+    }
+    assert!(compare(&before[0], &after[0]).is_empty() && compare(&before[1], &after[1]).is_empty());
+    assert!(compare(&before[2], &after[2]).is_empty());
+    assert_eq!(other_mode, 0o644);
+    // When they are gone, so is what was in the way.
+    env.ok(["apply", id, "--force"]);
+    assert!(compare(&seen(&bundle), &below("/work", walk(&host))).is_empty());
+}
+
 /// What the first process wrote is not applied, but for directories that committed files are in; what it deleted is no obstacle.
 #[test]
 fn the_first_processs_changes_are_its_own() {

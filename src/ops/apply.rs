@@ -3,19 +3,26 @@
 //! The layers are those of HEAD and its ancestors, which nobody writes to any more; what is read of the live container is
 //! nothing. It is not undone by a rollback: afterwards the host's directory is what lies under all generations.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde_json::json;
 
 use super::commit::touched_of;
 use super::history::uppers_between;
 use super::{Context, OpsError, stack};
-use crate::diff::apply::{Action, Base, Past, Plan, carry_out, plan};
+use crate::diff::apply::{Action, Base, Mount, Past, Plan, carry_out, plan, tidy};
 use crate::diff::{self, PathBytes};
 use crate::id::Generation;
 use crate::store::{Container, Store};
+
+/// How long another run is waited for. A container that has the directory as an ordinary mount can lock it too.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -58,11 +65,7 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
         let known = mounts.iter().map(|mount| mount.at.to_string_lossy().into_owned()).collect();
         return Err(OpsError::NotOnCowMount { path: path.to_string_lossy().into_owned(), known });
     }
-    for mount in &mounts {
-        // One at a time for a directory, whoever's container it is.
-        let locked = rustix::fs::flock(mount.dir, FlockOperation::LockExclusive);
-        locked.map_err(|errno| OpsError::File { doing: "lock", path: mount.path.to_owned(), source: errno.into() })?;
-    }
+    lock(&mounts, LOCK_WAIT)?;
     let head = store.head(container.key)?;
     let uppers = uppers_between(&store, &container, Generation::ZERO, head)?;
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
@@ -73,7 +76,8 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     let container = &applied.container;
     let options = diff::Options { recursive: true, renames: false, ..stack::options_of(container) };
     let found = diff::compare(&fds, lowers.view(), &options)?;
-    applied.plan = plan(&mounts, &fds, &found, &past(&store, container, head)?, wanted)?;
+    let past = past(&store, container, head)?;
+    applied.plan = plan(&mounts, &fds, &found, &past, wanted)?;
     if request.dry_run {
         return Ok(applied);
     }
@@ -81,12 +85,40 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
         applied.done = false;
         return Ok(applied);
     }
+    tidy(&mounts, &past, wanted)?;
     if !applied.plan.steps.is_empty() {
         // Before anything is done: what is half done is on record too.
         store.append_event(Some(container.key), "apply", &event(request, &applied))?;
         carry_out(&applied.plan, &mounts, &fds)?;
     }
     Ok(applied)
+}
+
+/// One run at a time for a directory, whoever's container it is: all in one order, so that no two wait for each other, and
+/// each once, since several mounts of one directory would wait for themselves.
+fn lock(mounts: &[Mount<'_>], wait: Duration) -> Result<(), OpsError> {
+    let failed = |mount: &Mount<'_>, doing, errno: Errno| {
+        let source = errno.into();
+        OpsError::File { doing, path: mount.path.to_owned(), source }
+    };
+    let mut dirs = BTreeMap::new();
+    for mount in mounts {
+        let stat = rustix::fs::fstat(mount.dir).map_err(|errno| failed(mount, "stat", errno))?;
+        dirs.entry((stat.st_dev, stat.st_ino)).or_insert(mount);
+    }
+    let end = Instant::now() + wait;
+    for mount in dirs.into_values() {
+        loop {
+            match rustix::fs::flock(mount.dir, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(LOCK_RETRY),
+                Err(Errno::WOULDBLOCK) => return Err(OpsError::Locked(mount.path.to_owned())),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(mount, "lock", errno)),
+            }
+        }
+    }
+    Ok(())
 }
 
 fn event(request: &Request, applied: &Applied) -> serde_json::Value {
@@ -119,4 +151,26 @@ fn past(store: &Store, container: &Container, head: Generation) -> Result<Vec<Pa
 /// A path as it is typed, cleaned.
 pub fn path_of(typed: &std::path::Path) -> PathBytes {
     PathBytes::new(crate::spec::normalise::clean_absolute(typed).as_os_str().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two mounts of one directory are locked once: each for itself, the second would wait for the first for ever. A lock of
+    /// somebody else's is an error in the end.
+    #[test]
+    fn each_directory_is_locked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || std::fs::File::open(dir.path()).unwrap();
+        let (one, two, theirs) = (open(), open(), open());
+        let mounts = [("/one", &one), ("/two", &two)];
+        let mounts = mounts.map(|(at, dir_fd)| Mount { at: at.into(), dir: dir_fd.as_fd(), path: dir.path() });
+        lock(&mounts, Duration::ZERO).unwrap();
+        rustix::fs::flock(&theirs, FlockOperation::NonBlockingLockExclusive).unwrap_err();
+        rustix::fs::flock(&one, FlockOperation::Unlock).unwrap();
+        rustix::fs::flock(&theirs, FlockOperation::LockExclusive).unwrap();
+        let err = lock(&mounts, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(err.contains("is locked by another process (flock)"), "{err}");
+    }
 }

@@ -65,6 +65,9 @@ pub enum OpsError {
     /// As above.
     #[error("cannot exec in a paused container (use --ignore-paused to override)")]
     ExecPaused,
+    /// Somebody else applies to a directory of the host, or just holds its lock.
+    #[error("{0} is locked by another process (flock): let it end, and try again")]
+    Locked(PathBuf),
     /// A file of the engine's or ours.
     #[error("{doing} {path}")]
     File {
@@ -200,7 +203,7 @@ impl Classify for OpsError {
             | OpsError::NoLayer(..)
             | OpsError::NoExec(_)
             | OpsError::NoCowMount(_) => Kind::NotFound,
-            OpsError::ExecStopped | OpsError::ExecPaused => Kind::WrongState,
+            OpsError::ExecStopped | OpsError::ExecPaused | OpsError::Locked(_) => Kind::WrongState,
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),
             OpsError::SupervisorLost | OpsError::Supervisor(_) | OpsError::Restless => Kind::System,

@@ -92,8 +92,11 @@ pub fn fence(writes: Option<&[PathBuf]>, audit: bool) -> Result<(), LandlockErro
         None => allow(rules, Path::new("/"), AccessFs::Refer.into())?,
         Some(places) => {
             let places = places.iter().map(|path| (path.as_path(), handled));
-            let always =
-                [("/dev", AccessFs::WriteFile.into()), ("/dev/shm", handled), ("/proc", AccessFs::WriteFile.into())];
+            let always = [
+                ("/dev", AccessFs::WriteFile.into()),
+                ("/dev/shm", handled),
+                ("/proc", AccessFs::WriteFile | AccessFs::Truncate),
+            ];
             let always = always.map(|(path, access): (&str, BitFlags<AccessFs>)| (Path::new(path), access));
             places.chain(always).try_fold(rules, |rules, (path, access)| allow(rules, path, access))?
         }
@@ -184,6 +187,10 @@ mod tests {
         assert_eq!(fenced(Some(&writes), || make(shut.clone())), libc::EACCES);
         assert_eq!(fenced(Some(&writes), || errno(rustix::fs::unlink(&shut))), libc::EACCES);
         assert_eq!(fenced(Some(&writes), || make("/dev/null".into())), 0);
+        // As `echo NAME > /proc/self/comm` does.
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC;
+        let proc = || errno(rustix::fs::open("/proc/self/comm", flags, Mode::from_raw_mode(0o600)));
+        assert_eq!(fenced(Some(&writes), proc), 0);
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("/", &link).unwrap();
         assert_eq!(fenced(Some(&[link]), || 0), 250, "a link could lead anywhere");

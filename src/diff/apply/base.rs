@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, Stat, openat, statat};
+use rustix::fs::{AtFlags, Dir, Stat, statat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::host::{Mount, beneath, mount_of};
 use crate::diff::change::{Diff, FileMode, FileType, Kind};
-use crate::diff::descent::DIR_FLAGS;
 use crate::diff::error::DiffError;
 use crate::diff::locate::{file_type, mtime, size};
 use crate::diff::path::PathBytes;
@@ -92,17 +91,22 @@ impl Base {
 
     fn put(&mut self, path: &PathBytes, mounts: &[Mount<'_>], since: (i64, u32)) -> Result<(), DiffError> {
         let Some(mount) = mount_of(mounts, path) else { return Ok(()) };
-        if let Some(found) = mount.find(path)? {
-            self.0.insert(path.clone(), Fingerprint::of(&found.stat, since));
+        match mount.find(path) {
+            Ok(Some(found)) => {
+                self.0.insert(path.clone(), Fingerprint::of(&found.stat, since));
+                Ok(())
+            }
+            // Nothing is done where something else is mounted.
+            Ok(None) | Err(DiffError::Host { source: Errno::XDEV, .. }) => Ok(()),
+            Err(err) => Err(err),
         }
-        Ok(())
     }
 
     fn below(&mut self, path: &PathBytes, mounts: &[Mount<'_>], since: (i64, u32)) -> Result<(), DiffError> {
         let Some(mount) = mount_of(mounts, path) else { return Ok(()) };
         let dir = match beneath(mount.dir, mount.inside(path)) {
             Ok(dir) => dir,
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(()),
             Err(source) => return Err(mount.failed("openat2", path, source)),
         };
         let mut todo: Vec<(OwnedFd, Vec<u8>, usize)> = vec![(dir, path.as_bytes().to_vec(), 0)];
@@ -121,7 +125,7 @@ impl Base {
                 // What is deeper counts as made later, so that nothing is lost.
                 if file_type(&stat) == FileType::Directory
                     && depth < MAX_DEPTH
-                    && let Ok(inner) = openat(dir.as_fd(), name, DIR_FLAGS, rustix::fs::Mode::empty())
+                    && let Ok(inner) = beneath(dir.as_fd(), name.to_bytes())
                 {
                     todo.push((inner, path, depth + 1));
                 }

@@ -4,17 +4,17 @@
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType as RawType, Gid, Mode, RenameFlags, Uid, XattrFlags, chmodat, chownat, fchmod, fchown,
+    AtFlags, Dir, FileType as RawType, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags, chownat, fchmod, fchown,
     fremovexattr, fsetxattr, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with, statat, symlinkat,
     unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
-use super::host::{Mount, mount_of};
-use super::plan::{Action, Node, Plan, Step, Wanted, in_layers, key};
+use super::host::{Mount, beneath, mount_of};
+use super::plan::{Action, Node, Past, Plan, Step, Wanted, in_layers, key};
 use crate::diff::change::FileType;
 use crate::diff::content::open_file;
 use crate::diff::descent::{DIR_FLAGS, Side};
@@ -34,7 +34,6 @@ pub fn carry_out(plan: &Plan, mounts: &[Mount<'_>], uppers: &[BorrowedFd<'_>]) -
     let mut worker = Worker {
         layers: Locator::new(Side::layers(uppers), Namespace::Trusted, usize::MAX)?,
         xattrs: Reader::new(Namespace::Trusted),
-        swept: HashSet::new(),
     };
     let of = |step: &Step| mount_of(mounts, &step.path);
     for step in plan.steps.iter().rev().filter(|step| step.action == Action::Delete) {
@@ -81,8 +80,6 @@ type Done = Result<(), (&'static str, Errno)>;
 struct Worker {
     layers: Locator,
     xattrs: Reader,
-    /// Directories that hold nothing any more that an earlier run left.
-    swept: HashSet<(u64, u64)>,
 }
 
 impl Worker {
@@ -91,12 +88,6 @@ impl Worker {
         let fail = |(call, source)| mount.failed(call, &step.path, source);
         let was = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let was_dir = was.as_ref().is_some_and(|stat| file_type(stat) == FileType::Directory);
-        if step.action != Action::Metadata {
-            let stat = rustix::fs::fstat(&dir).map_err(|errno| fail(("fstat", errno)))?;
-            if self.swept.insert((stat.st_dev, stat.st_ino)) {
-                sweep(&dir).map_err(|err| mount_error(mount, &step.path, &err))?;
-            }
-        }
         let xattrs = &mut self.xattrs;
         in_layers(&mut self.layers, &step.path, |layer| {
             let Some(layer) = layer else { return Err(fail(("openat", Errno::NOENT))) };
@@ -118,6 +109,29 @@ impl Worker {
 
 fn mount_error(mount: &Mount<'_>, path: &PathBytes, err: &io::Error) -> DiffError {
     mount.failed("write", path, Errno::from_io_error(err).unwrap_or(Errno::IO))
+}
+
+/// Removes what an earlier run that was killed left beside the paths that generations touched and `wanted` takes, also where
+/// all else of it was done, and no diff tells of them any more. To be called with the lock of the mounts' directories.
+///
+/// # Errors
+/// [`DiffError::Host`] where the kernel refuses.
+pub fn tidy(mounts: &[Mount<'_>], past: &[Past], wanted: impl Fn(&PathBytes) -> bool) -> Result<(), DiffError> {
+    let mut swept = HashSet::new();
+    for touched in past.iter().flat_map(|past| &past.touched).filter(|touched| wanted(&touched.path)) {
+        let Some(mount) = mount_of(mounts, &touched.path) else { continue };
+        let inside = mount.inside(&touched.path);
+        let parent = &inside[..inside.iter().rposition(|b| *b == b'/').unwrap_or(0)];
+        if !swept.insert((mount.at.as_bytes(), parent)) {
+            continue;
+        }
+        match beneath(mount.dir, parent) {
+            Ok(dir) => sweep(&dir).map_err(|err| mount_error(mount, &touched.path, &err))?,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
+            Err(source) => return Err(mount.failed("openat2", &touched.path, source)),
+        }
+    }
+    Ok(())
 }
 
 /// Removes what an earlier run that was killed left in a directory. Nobody else applies to it: its lock is ours.
@@ -200,6 +214,7 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
         return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was_dir, false));
     }
     let temporary = durable::temporary_name();
+    let made = CString::new(temporary.as_str())?;
     let ids = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
     fault::step("apply: make")?;
     if kind == FileType::Symlink {
@@ -210,7 +225,7 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
     chownat(dir, temporary.as_str(), Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
         .and_then(|()| match kind {
             FileType::Symlink => Ok(()),
-            _ => chmodat(dir, temporary.as_str(), Mode::from_raw_mode(wanted.mode), AtFlags::empty()),
+            _ => chmod_pipe(dir, &made, wanted.mode),
         })
         .and_then(|()| utimensat(dir, temporary.as_str(), &times(layer.stat), AtFlags::SYMLINK_NOFOLLOW))
         .map_err(io::Error::from)
@@ -219,6 +234,16 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
             // The first error is the one to tell.
             let _ = unlinkat(dir, temporary.as_str(), AtFlags::empty());
         })
+}
+
+/// Changes the mode of a named pipe, and of nothing else: who can write to the directory may have put a symbolic link there
+/// meanwhile. It is not opened as a pipe, which whoever has the other end would notice.
+fn chmod_pipe(dir: &OwnedFd, name: &CStr, mode: u32) -> Result<(), Errno> {
+    let pipe = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if file_type(&rustix::fs::fstat(&pipe)?) != FileType::Fifo {
+        return Err(Errno::STALE);
+    }
+    rustix::fs::chmod(format!("/proc/self/fd/{}", pipe.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
 /// Gives what is there the layer's attributes.
@@ -232,10 +257,7 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
             chownat(dir, name, Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW).map_err(|e| ("fchownat", e))?;
             // A pipe: no link, and no device, since types were the same.
             return match kind {
-                FileType::Fifo => {
-                    let temporary = chmodat(dir, name, Mode::from_raw_mode(wanted.mode), AtFlags::SYMLINK_NOFOLLOW);
-                    temporary.map_err(|e| ("fchmodat", e))
-                }
+                FileType::Fifo => chmod_pipe(dir, name, wanted.mode).map_err(|e| ("fchmodat", e)),
                 _ => Ok(()),
             };
         }
@@ -268,4 +290,29 @@ fn set(fd: BorrowedFd<'_>, layer: &Node<'_>, wanted: &Wanted) -> Done {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A pipe that was exchanged for a link meanwhile, by a container that has the directory as an ordinary mount: what the
+    /// link leads to keeps its mode.
+    #[test]
+    fn only_a_pipe_gets_a_pipes_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        crate::durable::replace_unsynced(&file, b"", 0o600).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        let fd: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        mknodat(&fd, c"pipe", RawType::Fifo, Mode::RUSR, 0).unwrap();
+        let mode = |name: &str| dir.path().join(name).symlink_metadata().unwrap().permissions().mode() & 0o7777;
+        chmod_pipe(&fd, c"pipe", 0o640).unwrap();
+        assert_eq!(mode("pipe"), 0o640);
+        for name in [c"link", c"file"] {
+            assert_eq!(chmod_pipe(&fd, name, 0o666), Err(Errno::STALE));
+        }
+        assert_eq!(mode("file"), 0o600);
+    }
 }

@@ -1,11 +1,11 @@
 //! The host's directory of a mount, looked at beneath its descriptor only.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, statat};
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
 use crate::diff::error::DiffError;
@@ -48,17 +48,18 @@ impl Mount<'_> {
         Ok((dir, name))
     }
 
-    /// What is at `path`, nothing followed. `None` also where a directory on the way is missing or is none.
+    /// What is at `path`, nothing followed. `None` also where a directory on the way is missing or is none. `EXDEV` where
+    /// something is mounted there or on the way.
     pub(super) fn find(&self, path: &PathBytes) -> Result<Option<HostNode>, DiffError> {
         let (dir, name) = match self.parent(path) {
             Ok(found) => found,
             Err(DiffError::Host { source: Errno::NOENT | Errno::NOTDIR | Errno::LOOP, .. }) => return Ok(None),
             Err(err) => return Err(err),
         };
-        match statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+        match stat_beneath(dir.as_fd(), &name) {
             Ok(stat) => Ok(Some(HostNode { dir, name, stat })),
             Err(Errno::NOENT) => Ok(None),
-            Err(source) => Err(self.failed("newfstatat", path, source)),
+            Err(source) => Err(self.failed("openat2", path, source)),
         }
     }
 
@@ -84,10 +85,19 @@ pub(super) struct HostNode {
 /// A directory below `dir`, through no symbolic link and onto no other filesystem.
 pub(super) fn beneath(dir: BorrowedFd<'_>, inside: &[u8]) -> Result<OwnedFd, Errno> {
     let inside = if inside.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(inside) };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    open_beneath(dir, inside, OFlags::RDONLY | OFlags::DIRECTORY)
+}
+
+/// What is at a name in `dir`, which may be a symbolic link itself.
+fn stat_beneath(dir: BorrowedFd<'_>, name: &CStr) -> Result<Stat, Errno> {
+    fstat(open_beneath(dir, OsStr::from_bytes(name.to_bytes()), OFlags::PATH)?)
+}
+
+fn open_beneath(dir: BorrowedFd<'_>, inside: &OsStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     loop {
-        match rustix::fs::openat2(dir.as_fd(), inside, flags, Mode::empty(), how) {
+        match rustix::fs::openat2(dir, inside, flags, Mode::empty(), how) {
             // A rename somewhere on the system made the kernel unsure; it asks to try again.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,

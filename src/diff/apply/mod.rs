@@ -13,6 +13,6 @@ mod plan;
 mod tests;
 
 pub use base::Base;
-pub use carry_out::carry_out;
+pub use carry_out::{carry_out, tidy};
 pub use host::Mount;
 pub use plan::{Action, Clash, Past, Plan, Skipped, Step, plan};

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::{Dir, Stat, readlinkat};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::base::{Base, Since};
@@ -22,6 +23,7 @@ use crate::diff::xattr::{Namespace, Reader, Xattrs};
 /// The bits that make a program run as somebody else.
 pub(super) const SET_ID: u32 = 0o6000;
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
+const MOUNTED_IN: &str = "another filesystem is mounted in it on the host";
 
 /// What is done to one path of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -302,7 +304,7 @@ impl Planner<'_> {
     fn path(&mut self, mount: &Mount<'_>, path: &PathBytes, deleted: bool) -> Result<(), DiffError> {
         let host = match mount.find(path) {
             Ok(host) => host,
-            Err(DiffError::Host { source: rustix::io::Errno::XDEV, .. }) => {
+            Err(DiffError::Host { source: Errno::XDEV, .. }) => {
                 return self.skip(path, "another filesystem is mounted there on the host");
             }
             Err(err) => return Err(err),
@@ -312,6 +314,9 @@ impl Planner<'_> {
             // Another mount of the container is there: its point was made by the runtime.
             if self.mounts.iter().any(|mount| mount.at == *path) {
                 return Ok(());
+            }
+            if !self.steps.contains_key(path) && has_mounts(mount, path, &host)? {
+                return self.skip(path, MOUNTED_IN);
             }
             let planned = step(mount, path, Action::Delete, &host.stat, Some(&host.stat));
             self.check(mount, &planned, Some(&host))?;
@@ -342,10 +347,16 @@ impl Planner<'_> {
         match planned.file_type {
             FileType::Char | FileType::Block => return self.skip(path, "devices are never made on the host"),
             FileType::Socket => return self.skip(path, "sockets are never made on the host"),
-            _ if crate::durable::is_temporary(path.file_name()) => {
+            _ if mount.inside(path).split(|b| *b == b'/').any(crate::durable::is_temporary) => {
                 return self.skip(path, "its name is one of the runtime's temporary files");
             }
             _ => {}
+        }
+        if let Some(host) = &host
+            && planned.file_type != FileType::Directory
+            && has_mounts(mount, path, host)?
+        {
+            return self.skip(path, MOUNTED_IN);
         }
         if !self.lead_to(mount, path)? {
             return Ok(());
@@ -474,6 +485,33 @@ impl Planner<'_> {
         self.clash(mount, path, reason);
         Ok(())
     }
+}
+
+/// Whether something is mounted in a directory of the host, which then can't be removed.
+fn has_mounts(mount: &Mount<'_>, path: &PathBytes, host: &HostNode) -> Result<bool, DiffError> {
+    if file_type(&host.stat) != FileType::Directory {
+        return Ok(false);
+    }
+    let mut todo = vec![path.clone()];
+    while let Some(dir) = todo.pop() {
+        let open = beneath(mount.dir, mount.inside(&dir)).map_err(|source| mount.failed("openat2", &dir, source))?;
+        let entries = Dir::read_from(&open).map_err(|source| mount.failed("getdents64", &dir, source))?;
+        for entry in entries {
+            let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
+            match mount.find(&path) {
+                Ok(Some(inner)) if file_type(&inner.stat) == FileType::Directory => todo.push(path),
+                Ok(_) => {}
+                Err(DiffError::Host { source: Errno::XDEV, .. }) => return Ok(true),
+                Err(err) => return Err(err),
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn has_other_names(node: &Node<'_>) -> bool {

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use super::{Base, Mount, Past, Plan, carry_out, plan};
+use super::{Base, Mount, Past, Plan, carry_out, plan, tidy};
 use crate::diff::tests::graft::{Trees, view};
 use crate::diff::{Diff, Options, PathBytes, compare, touched};
 use crate::durable::fault;
@@ -49,7 +49,8 @@ impl Lab {
         plan(&[self.mount()], &[self.upper.as_fd()], &self.diff(), past, |_| true).unwrap()
     }
 
-    fn carry_out(&self, plan: &Plan) -> Result<(), crate::diff::DiffError> {
+    fn carry_out(&self, plan: &Plan, past: &[Past]) -> Result<(), crate::diff::DiffError> {
+        tidy(&[self.mount()], past, |_| true)?;
         carry_out(plan, &[self.mount()], &[self.upper.as_fd()])
     }
 
@@ -94,7 +95,7 @@ fn a_plan_is_what_differs_from_the_host() {
     ];
     assert_eq!(steps(&planned), want);
     assert_eq!(clashes(&planned), Vec::<String>::new());
-    lab.carry_out(&planned).unwrap();
+    lab.carry_out(&planned, &past).unwrap();
     assert_eq!(lab.read("dir").as_deref(), Some("now a file"));
     assert_eq!(lab.read("made/by/first").as_deref(), Some("x"));
     assert_eq!(lab.plan(&past), Plan::default());
@@ -125,13 +126,13 @@ fn what_others_changed_is_in_the_way() {
     ];
     assert_eq!(clashes(&planned), want);
     // Without the record nothing that is there can be trusted; what is not there is no loss.
-    let forgotten: Vec<Past> = past.into_iter().map(|past| Past { base: None, ..past }).collect();
+    let forgotten: Vec<Past> = lab.past().into_iter().map(|past| Past { base: None, ..past }).collect();
     let told = clashes(&lab.plan(&forgotten));
     assert!(told.contains(&"/w/mod how it was on the host is not on record".to_owned()), "{told:?}");
     assert!(!told.iter().any(|clash| clash.starts_with("/w/lost") || clash.starts_with("/w/both")), "{told:?}");
     // A host that changes between plan and deed stops it.
     lab.trees.tree("h", &["mod=theirs again"]);
-    let err = lab.carry_out(&planned).unwrap_err();
+    let err = lab.carry_out(&planned, &past).unwrap_err();
     assert!(err.to_string().contains("was changed on the host meanwhile"), "{err}");
     assert_eq!(lab.read("mod").as_deref(), Some("theirs again"));
 }
@@ -150,10 +151,11 @@ fn dangerous_bits_stay_behind() {
     set("u/w/new", "security.capability", capability);
     set("u/w/new", "user.note", b"kept");
     set("u/w/new", "trusted.note", b"not kept");
-    let planned = lab.plan(&lab.past());
+    let past = lab.past();
+    let planned = lab.plan(&past);
     let dropped: Vec<_> = planned.steps.iter().map(|step| (step.mode.0, step.dropped.clone())).collect();
     assert_eq!(dropped, [(0o4755, vec!["setgid"]), (0o755, vec!["setuid", "setgid", "capability"])]);
-    lab.carry_out(&planned).unwrap();
+    lab.carry_out(&planned, &past).unwrap();
     let mut names = [0u8; 256];
     let n = rustix::fs::listxattr(lab.trees.path("h/new"), &mut names[..]).unwrap();
     assert_eq!(&names[..n], b"user.note\0");
@@ -174,7 +176,7 @@ fn stopped_at_any_step_it_can_be_finished() {
         std::os::unix::fs::chown(lab.trees.path("u/w/meta"), Some(5), Some(6)).unwrap();
         let past = lab.past();
         let planned = lab.plan(&past);
-        let (done, stopped) = fault::stop_after(k, || lab.carry_out(&planned));
+        let (done, stopped) = fault::stop_after(k, || lab.carry_out(&planned, &past));
         for (name, old, new) in [("mod", "1", "2"), ("more", "1", "2")] {
             let now = lab.read(name).unwrap();
             assert!(now == old || now == new, "step {k}: {name} is {now:?}");
@@ -186,9 +188,33 @@ fn stopped_at_any_step_it_can_be_finished() {
         assert!(stopped);
         let rest = lab.plan(&past);
         assert_eq!(clashes(&rest), Vec::<String>::new(), "step {k}");
-        lab.carry_out(&rest).unwrap();
+        lab.carry_out(&rest, &past).unwrap();
         assert_eq!(lab.plan(&past), Plan::default(), "step {k}");
         let left: Vec<_> = fs::read_dir(lab.trees.path("h")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".agentsbx")), "step {k}: {left:?}");
+    }
+}
+
+/// Also of a run that was stopped in its very last step, after which nothing is to be done but to remove what it left.
+#[test]
+fn nothing_is_left_of_a_run_that_was_stopped_at_its_end() {
+    for (upper, host) in [("w/d/x=file", "d/x/"), ("w/d/x/", "d/x=1")] {
+        let mut litter = 0;
+        for k in 0.. {
+            let lab = Lab::new(&[upper], &[], &[host]);
+            let past = lab.past();
+            let planned = lab.plan(&past);
+            let (done, _) = fault::stop_after(k, || lab.carry_out(&planned, &past));
+            let left = || fs::read_dir(lab.trees.path("h/d")).unwrap().count() - 1;
+            litter += left();
+            let rest = lab.plan(&past);
+            assert_eq!(clashes(&rest), Vec::<String>::new(), "step {k}");
+            lab.carry_out(&rest, &past).unwrap();
+            assert_eq!(left(), 0, "step {k} of {upper}");
+            if done.is_ok() {
+                break;
+            }
+        }
+        assert!(litter > 0, "no run left anything");
     }
 }
