@@ -114,8 +114,10 @@ impl This<'_> {
     fn bind(&self, work: &mut Work<'_>) -> Result<Vec<String>, Refusal> {
         self.check_place()?;
         let source = work.host.sources.get(&self.n);
+        let read_only = self.is_read_only(work, source)?;
         if let Some(source) = source {
-            sources::judge(source, self.at, &work.policy.rules, work.host)?;
+            let written = !read_only && !work.confinement.copy_on_write.iter().any(|at| at == self.at);
+            sources::judge(source, self.at, written, &work.policy.rules, work.host)?;
         }
         let mut flags = vec!["nosuid"];
         if !source.is_some_and(|source| matches!(source.kind, SourceKind::Device(_))) {
@@ -124,7 +126,7 @@ impl This<'_> {
         if !self.may_exec(work, source)? {
             flags.push("noexec");
         }
-        if self.is_read_only(work, source)? {
+        if read_only {
             flags.push("ro");
         }
         let recursive: Vec<String> = flags.iter().map(|flag| format!("r{flag}")).collect();
