@@ -274,6 +274,32 @@ fn pipes_links_and_names_of_ours() {
     assert!(env.ok(["apply", id]).ends_with("0 applied"));
 }
 
+/// A path that is longer than the kernel takes in one call is no obstacle to the rest, and is applied and removed as well.
+#[test]
+fn paths_longer_than_the_kernel_takes() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let id = bundle.id.as_str();
+    // Two halves, one moved into the other.
+    let script = "cd /work; n=$(head -c 100 /dev/zero | tr '\\0' b); p=.; for i in $(seq 35); do p=$p/$n; done
+        mkdir -p x/$p y/$p; echo leaf >x/$p/leaf; mv x y/$p/; echo more >>src/one";
+    bundle.sh(script).expect(0);
+    let planned = env.json(["apply", id, "--json"]);
+    assert_eq!(reasons(&planned, "conflicts"), Vec::<String>::new());
+    assert!(compare(&seen(&bundle), &below("/work", walk(&host))).is_empty());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+    fs::rename(host.join("y"), env.dir.join("y")).expect("rename");
+    fs::remove_dir_all(env.dir.join("y")).expect("remove");
+    assert_eq!(env.json(["apply", id, "--json"])["steps"].as_array().map(Vec::len), Some(73));
+    let script = "cd /work/y; n=$(ls); p=.; for i in $(seq 35); do p=$p/$n; done; (cd $p && rm -r x); rm -r /work/y";
+    bundle.sh(script).expect(0);
+    assert_eq!(reasons(&env.json(["apply", id, "--json"]), "conflicts"), Vec::<String>::new());
+    assert!(!host.join("y").exists());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+}
+
 /// One directory at two places: a run does not wait for itself, and what both changed is one conflict more, not a mixture.
 #[test]
 fn one_directory_at_two_places() {
