@@ -115,6 +115,33 @@ fn rules_of_files_hold_everywhere() {
     assert_eq!(paths, ["/file", "/work/d"]);
 }
 
+/// What the documents say that a limit on writing does not cover, and what becomes of a link at an allowed path.
+#[test]
+fn what_a_limit_on_writing_leaves() {
+    let env = Env::with_config("");
+    let bundle = Bundle::new(&env, ["sleep", "100000"])
+        .annotate("dev.agentsbx.files", r#"{"allowWrite": ["/work", "/work/sub", "/later"]}"#);
+    for dir in ["work/sub", "out"] {
+        fs::create_dir_all(bundle.rootfs.join(dir)).unwrap();
+    }
+    fs::write(bundle.rootfs.join("out/f"), "same\n").unwrap();
+    bundle.start();
+    // Attributes are the layer's, and told; /proc is as ever; what is not there is not allowed.
+    let script =
+        "chmod 700 /out/f && chown 5:6 /out/f && touch -d @5 /out/f && echo name >/proc/self/comm; mkdir /later";
+    let got = bundle.sh(script).expect(1);
+    assert_eq!(got.stderr.lines().count(), 1, "{}", got.stderr);
+    let changes = bundle.show()["changes"].clone();
+    assert_eq!((changes[0]["kind"].as_str(), changes[0]["path"].as_str()), (Some("metadata"), Some("/out/f")));
+    assert_eq!(fs::read_to_string(bundle.rootfs.join("out/f")).unwrap(), "same\n");
+    // A link that an exec puts there gives the next one nothing.
+    bundle.sh("rmdir /work/sub; ln -s /out /work/sub").expect(0);
+    let got = bundle.sh("echo x >/work/sub/x").expect(255);
+    assert!(got.stderr.contains("open /work/sub for a file rule"), "{}", got.stderr);
+    env.ok(["rollback", &bundle.id, "@-1"]);
+    bundle.sh("echo x >/work/sub/x").expect(0);
+}
+
 /// What can't be meant is an error, and makes nothing.
 #[test]
 fn wrong_file_rules_make_no_container() {
