@@ -168,7 +168,7 @@ pub enum OpsError {
     PolicyUntold(String),
     /// `apply` of a container without copy-on-write mounts.
     #[error(
-        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them)"
+        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them, or mounts.default of the configuration)"
     )]
     NoCowMount(String),
     /// `apply` of a path that is on none.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::host::{Source, SourceKind};
 use super::{Decision, Refusal, Work, sources, strict};
@@ -219,7 +219,11 @@ impl This<'_> {
             }
             let at = self.at.to_owned();
             if !work.confinement.copy_on_write.contains(&at) {
+                let field = format!("mounts[{}]", at.display());
                 work.confinement.copy_on_write.push(at);
+                let why =
+                    "its annotation or mounts.default: writes go to layers, the host's directory is never written";
+                work.decide(field, Value::Null, json!("copy-on-write"), why);
             }
         }
         Ok(access == Access::ReadOnly)
@@ -272,7 +276,6 @@ mod tests {
     use crate::policy::tests::minimal;
     use crate::policy::{Hardened, Host, Policy, harden};
     use crate::spec::{Config, mount_rules};
-    use serde_json::Value;
 
     fn directory(path: &str) -> Source {
         Source {
