@@ -481,6 +481,15 @@ fn devices_are_the_standard_ones() {
     let names: Vec<&str> = got.stdout.split_whitespace().collect();
     assert!(names.contains(&"zero") && !names.contains(&"fuse") && !names.contains(&"disk"), "{names:?}");
     assert!(names.contains(&"1"), "{names:?}");
+    // Nor does the cgroup let anything else be used, where v1 can be asked: libcontainer adds /dev/net/tun.
+    let plain = started(&env, |_| ());
+    let group = plain.config["linux"]["cgroupsPath"].as_str().expect("a path").to_owned();
+    if let Ok(list) = fs::read_to_string(format!("/sys/fs/cgroup/devices{group}/devices.list")) {
+        let usable = list.lines().filter(|line| line.rsplit(' ').next().is_some_and(|access| access != "m"));
+        let numbers: Vec<&str> = usable.filter_map(|line| line.split(' ').nth(1)).collect();
+        let standard = ["1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:1", "5:2", "136:*"];
+        assert!(!numbers.is_empty() && numbers.iter().all(|number| standard.contains(number)), "{list}");
+    }
     let open = Env::with_config("[devices]\nallow = ['c 10:229 rwm']\n");
     let names = started(&open, ask).sh("ls /dev").stdout;
     assert!(names.contains("fuse") && !names.contains("disk"), "{names}");

@@ -226,6 +226,7 @@ mod tests {
             ("[limits]\npids = 4194305\n", "line 2, limits.pids", "from 1 to 4194304"),
             ("[limits]\nnofile = 31\n", "line 2, limits.nofile", "from 32 to"),
             ("[limits]\nmemory = '8388608T'\n", "line 2, limits.memory", "expected a size"),
+            ("[limits]\nlayer = '63K'\n", "line 2, limits.layer", "at least 64KiB"),
             ("[limits]\ncpus = 0.001\n", "line 2, limits.cpus", "at least 0.01"),
             ("[[limits]]\npids = 1\n", "line 1, limits", "invalid type"),
             ("[paths]\nmask = ['/']\n", "line 2, paths.mask", "below the root directory"),

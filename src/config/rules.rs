@@ -124,7 +124,7 @@ pub struct Limits {
     #[serde(deserialize_with = "pids", serialize_with = "or_none")]
     pub pids: Option<i64>,
     /// What the layer of one exec may hold, bytes.
-    #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
+    #[serde(deserialize_with = "layer", serialize_with = "bytes_or_none")]
     pub layer: Option<u64>,
     /// Open files of a process; also the most that an engine may set.
     #[serde(deserialize_with = "nofile", serialize_with = "or_none")]
@@ -315,6 +315,18 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
         number.zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift)).filter(|n| (1..=BYTES_MAX).contains(n));
     let wrong = || D::Error::custom(format!("{:?}: expected a size such as \"2GiB\" or \"512M\", or \"none\"", text.0));
     size.map(Some).ok_or_else(wrong)
+}
+
+/// A layer takes some even where nothing is in it.
+const LAYER_MIN: u64 = 64 << 10;
+
+fn layer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    match bytes(deserializer)? {
+        Some(size) if size < LAYER_MIN => {
+            Err(D::Error::custom(format!("{size}: expected at least 64KiB, or \"none\"")))
+        }
+        size => Ok(size),
+    }
 }
 
 fn bytes_or_none<S: Serializer>(value: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {

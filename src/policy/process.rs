@@ -166,20 +166,26 @@ fn limit(list: &mut Vec<PosixRlimit>, most: Option<u64>) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for (kind, most, why) in wanted {
         let Some(most) = most else { continue };
-        let place = list.iter().position(|entry| entry.typ() == kind);
-        let given = place.map(|at| (list[at].soft(), list[at].hard()));
-        let (soft, hard) = given.map_or((most, most), |(soft, hard)| (soft.min(most), hard.min(most)));
-        if given == Some((soft, hard)) {
-            continue;
+        let mut decide = |from: Value, entry: &PosixRlimit| {
+            let to = json!({"soft": entry.soft(), "hard": entry.hard()});
+            decisions.push(Decision { field: format!("process.rlimits[{kind}]"), from, to, why: why.into() });
+        };
+        let with = |soft, hard| PosixRlimitBuilder::default().typ(kind).soft(soft).hard(hard).build();
+        // The last one is in force, and each is set on the way there.
+        let mut is_given = false;
+        for entry in list.iter_mut().filter(|entry| entry.typ() == kind) {
+            is_given = true;
+            if let Ok(bounded) = with(entry.soft().min(most), entry.hard().min(most))
+                && bounded != *entry
+            {
+                decide(json!({"soft": entry.soft(), "hard": entry.hard()}), &bounded);
+                *entry = bounded;
+            }
         }
-        let Ok(entry) = PosixRlimitBuilder::default().typ(kind).soft(soft).hard(hard).build() else { continue };
-        let from = place.map_or(Value::Null, |at| json!({"soft": list[at].soft(), "hard": list[at].hard()}));
-        match place {
-            Some(at) => list[at] = entry,
-            None => list.push(entry),
+        if !is_given && let Ok(entry) = with(most, most) {
+            decide(Value::Null, &entry);
+            list.push(entry);
         }
-        let to = json!({"soft": soft, "hard": hard});
-        decisions.push(Decision { field: format!("process.rlimits[{kind}]"), from, to, why: why.into() });
     }
     decisions
 }
@@ -386,6 +392,15 @@ mod tests {
         assert_eq!(rlimits(small.clone(), None), small);
         let large = json!([limit("RLIMIT_NOFILE", 10, 1 << 20), limit("RLIMIT_CORE", 5, 5)]);
         assert_eq!(rlimits(large, None), json!([limit("RLIMIT_NOFILE", 10, 65536), core]));
+        // A second one of a kind would be the one in force.
+        let twice = json!([
+            core,
+            limit("RLIMIT_NOFILE", 9, 9),
+            limit("RLIMIT_CORE", 5, 5),
+            limit("RLIMIT_NOFILE", 10, 1 << 20)
+        ]);
+        let bounded = json!([core, limit("RLIMIT_NOFILE", 9, 9), core, limit("RLIMIT_NOFILE", 10, 65536)]);
+        assert_eq!(rlimits(twice, None), bounded);
         spec["process"]["rlimits"] = json!([{"type": "RLIMIT_X"}]);
         assert!(strict_with(spec, Rules::default()).unwrap_err().to_string().contains("process.rlimits"));
 

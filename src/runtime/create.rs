@@ -429,6 +429,9 @@ fn launch(
     })?;
     let placed = left.and_then(|()| cgroup::of_process(pid, all));
     let cgroups = cgroup::without_roots(placed?, all);
+    if let Some(dir) = cgroups.iter().find(|dir| dir.controllers.split(',').any(|name| name == "devices")) {
+        devices::without_tun(&dir.path, &config.value()["linux"]["resources"]["devices"])?;
+    }
     if !v1 && rustix::process::geteuid().is_root() {
         // libcontainer as it is built here leaves devices alone on v2. Without root there is no right to do it, nor to
         // make device nodes.

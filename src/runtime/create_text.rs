@@ -72,6 +72,11 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
             format!("error during container init: {cause}{rest}")
         }
     };
+    if full.contains("failed to fork init process")
+        && let Some(1) = config.value()["linux"]["resources"]["pids"]["limit"].as_i64()
+    {
+        full.push_str(": linux.resources.pids.limit is 1, and it takes 2 processes to make a container");
+    }
     let said = full.to_ascii_lowercase();
     let errno = captured.iter().filter(|_| !is_precise(text)).find_map(|line| errno_in(line));
     if let Some(errno) = errno.filter(|words| !said.contains(words.as_str())) {
@@ -136,6 +141,10 @@ mod tests {
         ] {
             assert_eq!(explain(raw, &captured, &config), want);
         }
+        let one = Config::from_value(json!({"linux": {"resources": {"pids": {"limit": 1}}}}));
+        let fork = lines(&["failed to fork init process: failed to clone process"]);
+        assert!(explain("", &fork, &one).ends_with("pids.limit is 1, and it takes 2 processes to make a container"));
+        assert!(!explain("", &fork, &config).contains("pids.limit"));
         assert!(explain(&"é".repeat(5000), &[], &config).len() < TEXT_MAX + 8);
     }
 }

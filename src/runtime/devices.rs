@@ -1,4 +1,5 @@
-//! The device rules of a container on cgroup v2, which has no files for them: compiled to a BPF program.
+//! The device rules of a container: on cgroup v2, which has no files for them, compiled to a BPF program; on v1, where
+//! libcontainer writes them, without what it adds of its own.
 //!
 //! Rules are kept in order, and for each kind of access the last one that matches decides. Nothing is allowed by default;
 //! the devices that every container has come last, as in runc.
@@ -10,6 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::error::{On, RuntimeError};
+use super::members;
 use crate::spec::SpecError;
 use crate::sys::bpf::{self, Insn};
 
@@ -66,6 +68,32 @@ pub fn confine(dir: &Path, rules: &Value) -> Result<(), RuntimeError> {
     bpf::load_device_program(&program)
         .and_then(|program| bpf::attach_device_program(cgroup.as_fd(), program.as_fd()))
         .on("confine the devices of cgroup", dir)
+}
+
+/// Takes from the v1 cgroup at `dir` what libcontainer allows of /dev/net/tun (10:200) and `rules` do not: it makes network
+/// interfaces, and other runtimes do not give it either.
+pub fn without_tun(dir: &Path, rules: &Value) -> Result<(), RuntimeError> {
+    let denied = denied_of_tun(&parse(rules)?);
+    if denied.is_empty() {
+        return Ok(());
+    }
+    let file = dir.join("devices.deny");
+    members::write(&file, &format!("c 10:200 {denied}")).on("write", &file)
+}
+
+/// The letters of the access to it that no rule gives.
+fn denied_of_tun(rules: &[Rule]) -> String {
+    let covers = |rule: &&Rule| {
+        rule.kind.is_none_or(|kind| kind == CHAR)
+            && rule.major.is_none_or(|n| n == 10)
+            && rule.minor.is_none_or(|n| n == 200)
+    };
+    let given = rules[..rules.len() - DEFAULT.len()].iter().filter(covers).fold(0, |given, rule| match rule.allow {
+        true => given | rule.access,
+        false => given & !rule.access,
+    });
+    // Making a file of it is what everybody may, as of any device.
+    [('r', READ), ('w', WRITE)].into_iter().filter(|(_, bit)| given & bit == 0).map(|(letter, _)| letter).collect()
 }
 
 fn parse(rules: &Value) -> Result<Vec<Rule>, RuntimeError> {
@@ -200,6 +228,25 @@ mod tests {
                 EXIT => return registers[RESULT as usize] != 0,
                 other => panic!("{other:#x}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_tunnel_is_only_for_those_who_are_given_it() {
+        let denied = |rules: Value| denied_of_tun(&parse(&rules).unwrap());
+        let all = |allow: bool| json!({"allow": allow, "access": "rwm"});
+        let tun = |access: &str| json!({"allow": true, "type": "c", "major": 10, "minor": 200, "access": access});
+        for (rules, want) in [
+            (Value::Null, "rw"),
+            (json!([all(false)]), "rw"),
+            (json!([all(false), tun("rwm")]), ""),
+            (json!([all(false), tun("r")]), "w"),
+            (json!([all(true)]), ""),
+            (json!([tun("rw"), all(false)]), "rw"),
+            (json!([{"allow": true, "type": "b", "access": "rwm"}]), "rw"),
+            (json!([{"allow": true, "type": "c", "major": 10, "minor": -1, "access": "rw"}]), ""),
+        ] {
+            assert_eq!(denied(rules.clone()), want, "{rules}");
         }
     }
 

@@ -234,7 +234,8 @@ pub fn place(root: &OwnedFd, kind: &str, clean: &Path, covered: &[PathBuf]) -> R
     inroot::resolve(root, clean).map_err(|source| SpecError::Resolve { path: clean.to_owned(), source })
 }
 
-/// A destination that is, or passes, a symlink of the root filesystem is replaced by what it leads to inside it.
+/// A destination that is, or passes, a symlink of the root filesystem is replaced by what it leads to inside it, and so is
+/// one with `..`, which a library that follows links before it goes up would take for another.
 /// What lies under an earlier mount is not the root filesystem's to resolve.
 fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     let mut covered: Vec<PathBuf> = Vec::new();
@@ -246,7 +247,7 @@ fn mount_destination(config: &mut Config, context: &Context<'_>) -> Result<(), S
         let clean = clean_absolute(Path::new(written));
         let target = place(context.root, kind, &clean, &covered)?;
         covered.push(target.clone());
-        if target != clean {
+        if target.as_os_str() != written {
             let text = target.to_str().ok_or_else(|| SpecError::Field {
                 field: "mounts",
                 why: format!("destination {written} leads to a name that is not UTF-8"),
@@ -460,6 +461,11 @@ mod tests {
             "mount-destination",
             json!({"mounts": [{"destination": "/etc/resolv.conf"}, {"destination": "/link"}, {"destination": "/plain"}]}),
             json!({"mounts": [{"destination": "/run/stub.conf"}, {"destination": "/target"}, {"destination": "/plain"}]}),
+        );
+        check(
+            "mount-destination",
+            json!({"mounts": [{"destination": "/link/../plain"}, {"destination": "relative"}]}),
+            json!({"mounts": [{"destination": "/plain"}, {"destination": "/relative"}]}),
         );
         check(
             "mount-destination",
