@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::host::{Mount, beneath, mount_of};
-use super::plan::{Action, Node, Past, Plan, Step, Wanted, in_layers, key};
+use super::plan::{Action, Node, Past, Plan, Step, Wanted, copied, in_layers, key};
 use crate::diff::change::FileType;
 use crate::diff::content::open_file;
 use crate::diff::descent::{DIR_FLAGS, Side};
@@ -264,8 +264,7 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
     };
     let fd = fd.map_err(|errno| ("openat", errno))?;
     for (old, _) in xattrs.read_open(fd.as_fd()).unwrap_or_default() {
-        let ours = old.starts_with(b"user.") || old.starts_with(b"system.posix_acl_");
-        if ours && !wanted.xattrs.iter().any(|(name, _)| *name == old) {
+        if copied(&old) && !wanted.xattrs.iter().any(|(name, _)| *name == old) {
             fremovexattr(&fd, &old).map_err(|errno| ("fremovexattr", errno))?;
         }
     }

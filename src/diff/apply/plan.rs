@@ -283,9 +283,13 @@ impl Wanted {
     }
 }
 
+/// Whether an extended attribute is a user's own or an access list.
+pub(super) fn copied(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+}
+
 /// Extended attributes that are copied: a user's own and access lists, and a capability that the host's file has.
 fn kept(xattrs: Xattrs, capability: Option<(Vec<u8>, Vec<u8>)>) -> Xattrs {
-    let copied = |name: &[u8]| name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_");
     xattrs.into_iter().filter(|(name, _)| copied(name)).chain(capability).collect()
 }
 
@@ -453,12 +457,12 @@ impl Planner<'_> {
             (None, Some(base)) if !base.had(path) => return Ok(()),
             (None, Some(_)) => "it was deleted on the host",
             (Some(_), None) => "how it was on the host is not on record",
-            (Some(host), Some(base)) => match base.since(path, &host.stat) {
+            (Some(host), Some(base)) => match base.since(path, host) {
                 Since::Same => return Ok(()),
                 // What is in it is checked by itself.
                 Since::Changed
                     if planned.action == Action::Metadata
-                        && base.is_between(path, &host.stat, planned.mode, (planned.uid, planned.gid)) =>
+                        && base.is_between(path, host, planned.mode, (planned.uid, planned.gid)) =>
                 {
                     return Ok(());
                 }
