@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::host::{Mount, beneath, mount_of};
-use super::plan::{Action, Node, Past, Plan, Step, Wanted, copied, in_layers, key};
+use super::plan::{Action, Node, Past, Plan, Seen, Step, Wanted, copied, in_layers, key};
 use crate::diff::change::FileType;
 use crate::diff::content::open_file;
 use crate::diff::descent::{DIR_FLAGS, Side};
@@ -55,12 +55,25 @@ pub fn carry_out(plan: &Plan, mounts: &[Mount<'_>], uppers: &[BorrowedFd<'_>]) -
 /// The directory that holds the step's path, still as it was planned.
 fn place(mount: &Mount<'_>, step: &Step) -> Result<(OwnedFd, std::ffi::CString), DiffError> {
     let (dir, name) = mount.parent(&step.path)?;
-    let now = match statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+    as_seen(&dir, &name, step.seen).map_err(|errno| refused(mount, &step.path, "newfstatat", errno))?;
+    Ok((dir, name))
+}
+
+/// `ESTALE` where what is there now is not what was `seen`.
+fn as_seen(dir: &OwnedFd, name: &CStr, seen: Seen) -> Result<(), Errno> {
+    let now = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Some(key(&stat)),
         Err(Errno::NOENT) => None,
-        Err(source) => return Err(mount.failed("newfstatat", &step.path, source)),
+        Err(errno) => return Err(errno),
     };
-    if now == step.seen { Ok((dir, name)) } else { Err(DiffError::HostChanged { path: mount.host_path(&step.path) }) }
+    if now == seen { Ok(()) } else { Err(Errno::STALE) }
+}
+
+fn refused(mount: &Mount<'_>, path: &PathBytes, call: &'static str, errno: Errno) -> DiffError {
+    match errno {
+        Errno::STALE => DiffError::HostChanged { path: mount.host_path(path) },
+        errno => mount.failed(call, path, errno),
+    }
 }
 
 fn delete(mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
@@ -85,7 +98,7 @@ struct Worker {
 impl Worker {
     fn make(&mut self, mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
         let (dir, name) = place(mount, step)?;
-        let fail = |(call, source)| mount.failed(call, &step.path, source);
+        let fail = |(call, source)| refused(mount, &step.path, call, source);
         let was = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let was_dir = was.as_ref().is_some_and(|stat| file_type(stat) == FileType::Directory);
         let xattrs = &mut self.xattrs;
@@ -98,9 +111,9 @@ impl Worker {
                 return attributes_of(&dir, &name, &layer, &wanted, xattrs).map_err(fail);
             }
             let made = if directory {
-                put_directory(&dir, &name, was.as_ref(), &layer, &wanted, xattrs)
+                put_directory(&dir, &name, (was.as_ref(), step.seen), &layer, &wanted, xattrs)
             } else {
-                put(&dir, &name, was_dir, &layer, &wanted)
+                put(&dir, &name, (was_dir, step.seen), &layer, &wanted)
             };
             made.map_err(|err| mount_error(mount, &step.path, &err))
         })
@@ -108,7 +121,7 @@ impl Worker {
 }
 
 fn mount_error(mount: &Mount<'_>, path: &PathBytes, err: &io::Error) -> DiffError {
-    mount.failed("write", path, Errno::from_io_error(err).unwrap_or(Errno::IO))
+    refused(mount, path, "write", Errno::from_io_error(err).unwrap_or(Errno::IO))
 }
 
 /// Removes what an earlier run that was killed left beside the paths that generations touched and `wanted` takes, also where
@@ -150,10 +163,12 @@ fn sweep(dir: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames what was made beside its place to it. Of a directory and something else the one takes the other's place at once;
+/// Renames what was made beside its place to it, if that is still as it was `seen`: writing a large file takes its time. Of a
+/// directory and something else the one takes the other's place at once;
 /// it is undone where the directory has got something in it meanwhile.
-fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, was_dir: bool, is_dir: bool) -> io::Result<()> {
+fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, (was_dir, seen): (bool, Seen), is_dir: bool) -> io::Result<()> {
     fault::step("apply: rename")?;
+    as_seen(dir, name, seen)?;
     if was_dir == is_dir {
         return Ok(renameat(dir, temporary, dir, name)?);
     }
@@ -179,7 +194,7 @@ fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, was_dir: bool, is_dir: bool
 fn put_directory(
     dir: &OwnedFd,
     name: &CStr,
-    was: Option<&rustix::fs::Stat>,
+    (was, seen): (Option<&rustix::fs::Stat>, Seen),
     layer: &Node<'_>,
     wanted: &Wanted,
     xattrs: &mut Reader,
@@ -193,7 +208,7 @@ fn put_directory(
     let made = CString::new(temporary.as_str())?;
     attributes_of(dir, &made, layer, wanted, xattrs)
         .map_err(|(_, errno)| io::Error::from(errno))
-        .and_then(|()| swap(dir, &temporary, name, was.is_none(), true))
+        .and_then(|()| swap(dir, &temporary, name, (was.is_none(), seen), true))
         .inspect_err(|_| {
             // The first error is the one to tell.
             let _ = remove(dir, &made, true);
@@ -201,7 +216,7 @@ fn put_directory(
 }
 
 /// Writes a file, symbolic link or pipe beside its place and renames it there.
-fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
+fn put(dir: &OwnedFd, name: &CStr, was: (bool, Seen), layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
     let kind = file_type(layer.stat);
     if kind == FileType::File {
         let fill = |file: &std::fs::File| {
@@ -211,7 +226,7 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
             rustix::fs::futimens(file, &times(layer.stat))?;
             Ok(())
         };
-        return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was_dir, false));
+        return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was, false));
     }
     let temporary = durable::temporary_name();
     let made = CString::new(temporary.as_str())?;
@@ -229,7 +244,7 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
         })
         .and_then(|()| utimensat(dir, temporary.as_str(), &times(layer.stat), AtFlags::SYMLINK_NOFOLLOW))
         .map_err(io::Error::from)
-        .and_then(|()| swap(dir, &temporary, name, was_dir, false))
+        .and_then(|()| swap(dir, &temporary, name, was, false))
         .inspect_err(|_| {
             // The first error is the one to tell.
             let _ = unlinkat(dir, temporary.as_str(), AtFlags::empty());
@@ -313,5 +328,29 @@ mod tests {
             assert_eq!(chmod_pipe(&fd, name, 0o666), Err(Errno::STALE));
         }
         assert_eq!(mode("file"), 0o600);
+    }
+
+    /// What the host writes while a file is being copied is not overwritten: neither where something was, nor where nothing
+    /// was.
+    #[test]
+    fn what_changes_while_it_is_copied_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            crate::durable::replace_unsynced(&dir.path().join(name), text.as_bytes(), 0o600).unwrap();
+        };
+        let fd: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let seen = || statat(&fd, c"file", AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| key(&stat));
+        write("copy", "ours");
+        let nothing = seen();
+        write("file", "theirs");
+        let before = seen();
+        write("file", "theirs again");
+        for old in [nothing, before] {
+            let err = swap(&fd, "copy", c"file", (false, old), false).unwrap_err();
+            assert_eq!(Errno::from_io_error(&err), Some(Errno::STALE));
+            assert_eq!(std::fs::read_to_string(dir.path().join("file")).unwrap(), "theirs again");
+        }
+        swap(&fd, "copy", c"file", (false, seen()), false).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("file")).unwrap(), "ours");
     }
 }

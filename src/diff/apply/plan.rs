@@ -66,8 +66,11 @@ pub struct Step {
     pub dropped: Vec<&'static str>,
     /// What the host had when this was planned: device, inode, size, mtime.
     #[serde(skip)]
-    pub(super) seen: Option<(u64, u64, u64, (i64, u32))>,
+    pub(super) seen: Seen,
 }
+
+/// What a path of the host had: device, inode, size, mtime. None: nothing.
+pub(super) type Seen = Option<(u64, u64, u64, (i64, u32))>;
 
 /// A change that is not made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
