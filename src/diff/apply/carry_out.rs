@@ -240,7 +240,7 @@ fn put(dir: &OwnedFd, name: &CStr, was: (bool, Seen), layer: &Node<'_>, wanted: 
     chownat(dir, temporary.as_str(), Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
         .and_then(|()| match kind {
             FileType::Symlink => Ok(()),
-            _ => chmod_pipe(dir, &made, wanted.mode),
+            _ => dress_pipe(dir, &made, wanted),
         })
         .and_then(|()| utimensat(dir, temporary.as_str(), &times(layer.stat), AtFlags::SYMLINK_NOFOLLOW))
         .map_err(io::Error::from)
@@ -251,14 +251,30 @@ fn put(dir: &OwnedFd, name: &CStr, was: (bool, Seen), layer: &Node<'_>, wanted: 
         })
 }
 
-/// Changes the mode of a named pipe, and of nothing else: who can write to the directory may have put a symbolic link there
-/// meanwhile. It is not opened as a pipe, which whoever has the other end would notice.
-fn chmod_pipe(dir: &OwnedFd, name: &CStr, mode: u32) -> Result<(), Errno> {
+/// Gives a named pipe, and nothing else, its mode and access list: who can write to the directory may have put a symbolic
+/// link there meanwhile. It is not opened as a pipe, which whoever has the other end would notice.
+fn dress_pipe(dir: &OwnedFd, name: &CStr, wanted: &Wanted) -> Result<(), Errno> {
     let pipe = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if file_type(&rustix::fs::fstat(&pipe)?) != FileType::Fifo {
         return Err(Errno::STALE);
     }
-    rustix::fs::chmod(format!("/proc/self/fd/{}", pipe.as_raw_fd()), Mode::from_raw_mode(mode))
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    unless_there_is_none(rustix::fs::removexattr(&path, ACCESS_LIST))?;
+    rustix::fs::chmod(&path, Mode::from_raw_mode(wanted.mode))?;
+    match wanted.xattrs.iter().find(|(name, _)| name == ACCESS_LIST.to_bytes()) {
+        Some((_, list)) => unless_there_is_none(rustix::fs::setxattr(&path, ACCESS_LIST, list, XattrFlags::empty())),
+        None => Ok(()),
+    }
+}
+
+/// What a file has for more users than its owner; a new one inherits it of its directory.
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
+
+fn unless_there_is_none(done: Result<(), Errno>) -> Result<(), Errno> {
+    match done {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        done => done,
+    }
 }
 
 /// Gives what is there the layer's attributes.
@@ -272,7 +288,7 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
             chownat(dir, name, Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW).map_err(|e| ("fchownat", e))?;
             // A pipe: no link, and no device, since types were the same.
             return match kind {
-                FileType::Fifo => chmod_pipe(dir, name, wanted.mode).map_err(|e| ("fchmodat", e)),
+                FileType::Fifo => dress_pipe(dir, name, wanted).map_err(|e| ("fchmodat", e)),
                 _ => Ok(()),
             };
         }
@@ -294,6 +310,8 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
 fn set(fd: BorrowedFd<'_>, layer: &Node<'_>, wanted: &Wanted) -> Done {
     let (uid, gid) = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
     fchown(fd, Some(uid), Some(gid)).map_err(|errno| ("fchown", errno))?;
+    // One that is inherited; what the layer has comes below.
+    unless_there_is_none(fremovexattr(fd, ACCESS_LIST)).map_err(|errno| ("fremovexattr", errno))?;
     fault::step("apply: chmod").map_err(|_| ("fchmod", Errno::IO))?;
     fchmod(fd, Mode::from_raw_mode(wanted.mode)).map_err(|errno| ("fchmod", errno))?;
     for (name, value) in &wanted.xattrs {
@@ -322,10 +340,11 @@ mod tests {
         let fd: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
         mknodat(&fd, c"pipe", RawType::Fifo, Mode::RUSR, 0).unwrap();
         let mode = |name: &str| dir.path().join(name).symlink_metadata().unwrap().permissions().mode() & 0o7777;
-        chmod_pipe(&fd, c"pipe", 0o640).unwrap();
+        let wanted = |mode| Wanted { mode, xattrs: Vec::new(), dropped: Vec::new() };
+        dress_pipe(&fd, c"pipe", &wanted(0o640)).unwrap();
         assert_eq!(mode("pipe"), 0o640);
         for name in [c"link", c"file"] {
-            assert_eq!(chmod_pipe(&fd, name, 0o666), Err(Errno::STALE));
+            assert_eq!(dress_pipe(&fd, name, &wanted(0o666)), Err(Errno::STALE));
         }
         assert_eq!(mode("file"), 0o600);
     }

@@ -351,6 +351,13 @@ impl Planner<'_> {
             Ok(())
         })?;
         let Some(planned) = found else { return Ok(()) };
+        // A layer has the directories above its changes as they were. If they differ, the host has changed them.
+        if planned.action == Action::Metadata
+            && planned.file_type == FileType::Directory
+            && !self.past.iter().any(|past| past.touches(path))
+        {
+            return Ok(());
+        }
         match planned.file_type {
             FileType::Char | FileType::Block => return self.skip(path, "devices are never made on the host"),
             FileType::Socket => return self.skip(path, "sockets are never made on the host"),
