@@ -102,7 +102,11 @@ fn rules_of_files_hold_everywhere() {
         let got = bundle.sh(script);
         assert!(got.code != 0 && got.stderr.contains(words), "{script}: {} {}", got.code, got.stderr);
     }
-    assert_eq!(bundle.sh("ls /secret; cat /etc/token").ok(), "", "nothing is there");
+    assert_eq!(bundle.sh("ls /secret").ok(), "", "nothing is there");
+    for script in ["cat /etc/token", "echo lost > /etc/token", "ls /etc/token/x"] {
+        let got = bundle.sh(script);
+        assert!(got.code != 0, "{script}: {}", got.both());
+    }
     let writes = "set -e; echo new > /file; echo x > /work/x; mkdir /work/d; mv /work/x /work/d/y; rm /work/d/y; \
         echo x > /dev/null; echo x > /dev/shm/x; cat /fixed/f";
     assert_eq!(bundle.sh(writes).ok(), "same");
@@ -146,11 +150,15 @@ fn wrong_file_rules_make_no_container() {
         ("/work", "invalid dev.agentsbx.files in config.json"),
         (r#"{"denied": ["/x"]}"#, "unknown field `denied`"),
         (r#"{"allowWrite": ["x"]}"#, "is not an absolute path"),
+        (r#"{"deny": ["/dev"]}"#, "/dev/pts is mounted there"),
     ] {
         let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.files", rules);
         let got = bundle.run().expect(1);
         assert!(got.stderr.contains(words), "{rules}: {}", got.stderr);
     }
+    let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.file", "{}");
+    let got = bundle.run().expect(1);
+    assert!(got.stderr.contains("annotation dev.agentsbx.file is not known"), "{}", got.stderr);
     let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.files", r#"{"allowWrite": ["/out"]}"#);
     std::os::unix::fs::symlink("/", bundle.rootfs.join("out")).unwrap();
     let got = bundle.run();

@@ -71,6 +71,7 @@ impl Host {
         let mut command = Command::new(binary);
         command.arg("--root").arg(self.dir.path().join("root"));
         command.arg("--store").arg(self.dir.path().join("store"));
+        command.env("AGENTSBX_CONFIG", &crate::support::env::process().config);
         command.args(args).current_dir("/").stdin(Stdio::null());
         command
     }

@@ -58,6 +58,9 @@ fn the_host_becomes_what_head_shows() {
     assert_untouched(&before, &host);
     assert_eq!(planned["applied"], false);
     assert!(text.contains("create") && text.contains(&format!("{}/d/e/f/y", host.display())), "{text}");
+    assert!(text.contains(" -> /elsewhere  ") && text.contains(" -> /nowhere  "), "where links lead: {text}");
+    let relative = env.run(["apply", id, "work"]).expect(1);
+    assert!(relative.stderr.contains("is not an absolute path"), "{}", relative.stderr);
     let done = env.json(["apply", id, "--json"]);
     assert_eq!(done["steps"], planned["steps"]);
     assert_eq!((done["applied"].as_bool(), done["conflicts"].as_array().map(Vec::len)), (Some(true), Some(0)));

@@ -119,9 +119,9 @@ impl Session {
         let mut session = Session { child, input, answers, complaints, pid: 0, result };
         session.play(&[]);
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
-        // It has answered, so it is there.
+        // It has answered, so it is there. The one that made it may not be reaped yet.
         let child = fs::read_to_string(&children).expect("read the supervisor's children");
-        session.pid = child.split_whitespace().next().expect("a child").parse().expect("a pid");
+        session.pid = child.split_whitespace().last().expect("a child").parse().expect("a pid");
         session
     }
 

@@ -132,7 +132,9 @@ fn place(text: &str, at: usize) -> String {
     let end = text[at..].find('\n').map_or(text.len(), |n| at + n);
     let (mut table, mut key) = ("", "");
     for line in text[..end].lines().map(str::trim) {
-        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split(']').next()) {
+        if let Some(name) =
+            line.strip_prefix('[').and_then(|rest| rest.strip_prefix('[').unwrap_or(rest).split(']').next())
+        {
             // An inner list that stands on a line of its own is none.
             if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
                 (table, key) = (name, "");
@@ -220,7 +222,15 @@ mod tests {
             ("[limits]\nmemory = '2 apples'\n", "line 2, limits.memory", "expected a size"),
             ("[limits]\nmemory = -1\n", "line 2, limits.memory", "expected a size"),
             ("[limits]\ncpus = -1\n", "line 2, limits.cpus", "expected processors"),
-            ("[limits]\npids = 1.5\n", "line 2, limits.pids", "expected a positive number"),
+            ("[limits]\npids = 1.5\n", "line 2, limits.pids", "expected a whole number"),
+            ("[limits]\npids = 4194305\n", "line 2, limits.pids", "from 1 to 4194304"),
+            ("[limits]\nnofile = 31\n", "line 2, limits.nofile", "from 32 to"),
+            ("[limits]\nmemory = '8388608T'\n", "line 2, limits.memory", "expected a size"),
+            ("[limits]\ncpus = 0.001\n", "line 2, limits.cpus", "at least 0.01"),
+            ("[[limits]]\npids = 1\n", "line 1, limits", "invalid type"),
+            ("[paths]\nmask = ['/']\n", "line 2, paths.mask", "below the root directory"),
+            ("[paths]\nread-only = ['//']\n", "line 2, paths.read-only", "below the root directory"),
+            ("[files]\ndeny = ['/.']\n", "line 2, files.deny", "below the root directory"),
             ("[files]\nallow-write = 'some'\n", "line 2, files.allow-write", "or \"all\""),
             ("[files]\nallow-write = ['x']\n", "line 2, files.allow-write", "expected an absolute path"),
             ("[log]\nkeep = 'all'\n", "line 2, log.keep", "invalid type"),

@@ -41,7 +41,7 @@ pub const KEYS: &[Key] = &[
     key("seccomp.refuse", "System calls that are refused besides."),
     key(
         "mounts.allow",
-        "Paths of the host that may be mounted, with what lies below them, though strict refuses them.",
+        "Paths of the host that may be mounted, or be a root filesystem, with what lies below them, though strict refuses them.",
     ),
     key("mounts.refuse", "Paths of the host that may not be mounted, nor what lies below them."),
     key(

@@ -6,6 +6,9 @@ mod file;
 mod keys;
 mod rules;
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,6 +24,9 @@ use file::File;
 
 /// Where the file is looked for if nothing else is said.
 pub const DEFAULT_FILE: &str = "/etc/agentsbx/config.toml";
+
+/// Largest file that is read, in bytes.
+const FILE_MAX: u64 = 1 << 20;
 
 /// Where the store is if nothing else is said.
 pub const DEFAULT_STORE: &str = "/var/lib/agentsbx";
@@ -52,6 +58,16 @@ pub enum ConfigError {
         place: String,
         /// What is wrong.
         text: String,
+    },
+    /// What is there is no configuration, or not only its owner's to say.
+    #[error("configuration {path}: {what}; {remedy}")]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: &'static str,
+        /// What to do.
+        remedy: &'static str,
     },
     /// The store is not an absolute path.
     #[error("{from}: the store must be an absolute path, not {path:?}")]
@@ -118,11 +134,28 @@ impl Sources {
     }
 
     fn text(&self) -> Result<String, ConfigError> {
-        match std::fs::read_to_string(self.path()) {
-            Ok(text) => Ok(text),
-            Err(err) if err.kind() == std::io::ErrorKind::NotFound && self.file.is_none() => Ok(String::new()),
-            Err(source) => Err(ConfigError::Read { path: self.path().to_owned(), source }),
+        let failed = |source| ConfigError::Read { path: self.path().to_owned(), source };
+        // A pipe is not waited for.
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.path());
+        let file = match opened {
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound && self.file.is_none() => return Ok(String::new()),
+            other => other.map_err(failed)?,
+        };
+        let meta = file.metadata().map_err(failed)?;
+        let unfit = |what, remedy| Err(ConfigError::Unfit { path: self.path().to_owned(), what, remedy });
+        // /dev/null is an empty one.
+        if !meta.is_file() && !meta.file_type().is_char_device() {
+            return unfit("it is no file", "name a file, or remove it");
         }
+        if meta.is_file() && meta.mode() & 0o002 != 0 {
+            return unfit("everybody can write to it, and with it loosen the profile", "chmod o-w it");
+        }
+        let mut text = String::new();
+        file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > FILE_MAX {
+            return unfit("it is larger than 1 MiB", "name the right file, or make it smaller");
+        }
+        Ok(text)
     }
 
     /// The store: flag before environment before file.
@@ -201,6 +234,38 @@ mod tests {
         assert_eq!(store(&Sources::default(), ""), Path::new(DEFAULT_STORE));
         let relative = Sources { store_flag: Some("x".into()), ..Sources::default() };
         assert_eq!(with("", &relative).unwrap_err(), r#"--store: the store must be an absolute path, not "x""#);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let told = |path: PathBuf| {
+            let got = load(&Sources { file: Some(path), ..Sources::default() });
+            got.map_err(|err| crate::error::chain(&err))
+        };
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let put = |name: &str, text: &[u8], mode| crate::durable::replace_unsynced(&at(name), text, mode).unwrap();
+        put("large", "#".repeat(1 + FILE_MAX as usize).as_bytes(), 0o644);
+        put("full", "#".repeat(FILE_MAX as usize).as_bytes(), 0o644);
+        put("bytes", b"profile = '\xff'", 0o644);
+        put("open", b"profile = 'oci'", 0o644);
+        std::fs::set_permissions(at("open"), std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+        for (path, words) in [
+            (at("pipe"), "it is no file"),
+            (dir.path().to_owned(), "it is no file"),
+            (at("large"), "larger than 1 MiB"),
+            ("/dev/zero".into(), "larger than 1 MiB"),
+            (at("open"), "everybody can write to it"),
+            (at("bytes"), "valid UTF-8"),
+            (at("none"), "read configuration"),
+        ] {
+            let err = told(path.clone()).unwrap_err();
+            assert!(err.contains(words) && err.contains(&path.display().to_string()), "{err}");
+        }
+        for fine in ["/dev/null".into(), at("full")] {
+            assert_eq!(told(fine).unwrap(), Config::default());
+        }
     }
 
     #[test]

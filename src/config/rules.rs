@@ -103,10 +103,10 @@ pub struct Sysctl {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Paths {
     /// Paths of the container that are covered, besides the profile's.
-    #[serde(deserialize_with = "paths")]
+    #[serde(deserialize_with = "paths_below")]
     pub mask: Vec<PathBuf>,
     /// Paths of the container that are read-only, besides the profile's.
-    #[serde(deserialize_with = "paths")]
+    #[serde(deserialize_with = "paths_below")]
     pub read_only: Vec<PathBuf>,
 }
 
@@ -121,13 +121,13 @@ pub struct Limits {
     #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
     pub memory: Option<u64>,
     /// Processes and threads.
-    #[serde(deserialize_with = "count", serialize_with = "or_none")]
+    #[serde(deserialize_with = "pids", serialize_with = "or_none")]
     pub pids: Option<i64>,
     /// What the layer of one exec may hold, bytes.
     #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
     pub layer: Option<u64>,
     /// Open files of a process; also the most that an engine may set.
-    #[serde(deserialize_with = "count", serialize_with = "or_none")]
+    #[serde(deserialize_with = "nofile", serialize_with = "or_none")]
     pub nofile: Option<u64>,
 }
 
@@ -142,7 +142,7 @@ impl Default for Limits {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Files {
     /// Cannot be read, written or executed.
-    #[serde(deserialize_with = "paths")]
+    #[serde(deserialize_with = "paths_below")]
     pub deny: Vec<PathBuf>,
     /// Cannot be written.
     #[serde(deserialize_with = "paths")]
@@ -257,23 +257,46 @@ fn cpus<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Er
     match number {
         Some(number) => Ok(Some(number)),
         None if text.is_none() => Ok(None),
-        None => Err(D::Error::custom(format!("{:?}: expected processors such as 2 or 0.5, or \"none\"", text.0))),
+        None => Err(D::Error::custom(format!(
+            "{:?}: expected processors such as 2 or 0.5, at least 0.01, or \"none\"",
+            text.0
+        ))),
     }
 }
 
-fn count<'de, D: Deserializer<'de>, N: FromStr + PartialOrd + From<u8>>(
+/// The kernel takes no more (`PID_MAX_LIMIT`).
+const PIDS_MAX: i64 = 4_194_304;
+/// What it takes to make a container.
+const NOFILE_MIN: u64 = 32;
+
+fn pids<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
+    count(deserializer, 1, PIDS_MAX)
+}
+
+fn nofile<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    count(deserializer, NOFILE_MIN, u64::MAX)
+}
+
+fn count<'de, D: Deserializer<'de>, N: FromStr + PartialOrd + fmt::Display>(
     deserializer: D,
+    least: N,
+    most: N,
 ) -> Result<Option<N>, D::Error> {
     let text = Scalar::deserialize(deserializer)?;
-    match text.0.parse::<N>().ok().filter(|n| *n > N::from(0)) {
+    match text.0.parse::<N>().ok().filter(|n| (&least..=&most).contains(&n)) {
         Some(number) => Ok(Some(number)),
         None if text.is_none() => Ok(None),
-        None => Err(D::Error::custom(format!("{:?}: expected a positive number, or \"none\"", text.0))),
+        None => {
+            Err(D::Error::custom(format!("{:?}: expected a whole number from {least} to {most}, or \"none\"", text.0)))
+        }
     }
 }
 
 /// Units of sizes: powers of 1024, as engines' command lines have them.
 const UNITS: [(&str, u32); 4] = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+
+/// Limits are signed in a configuration of a container.
+const BYTES_MAX: u64 = i64::MAX as u64;
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let text = Scalar::deserialize(deserializer)?;
@@ -288,7 +311,8 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
         unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift),
     };
     let number = text.0[..digits].parse::<u64>().ok();
-    let size = number.zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift)).filter(|n| *n > 0);
+    let size =
+        number.zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift)).filter(|n| (1..=BYTES_MAX).contains(n));
     let wrong = || D::Error::custom(format!("{:?}: expected a size such as \"2GiB\" or \"512M\", or \"none\"", text.0));
     size.map(Some).ok_or_else(wrong)
 }
@@ -343,6 +367,15 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     Ok(path.components().collect())
 }
 
+/// As [`absolute`], but for the root: without it there would be no container.
+fn below_root(text: &str) -> Result<PathBuf, String> {
+    let path = absolute(text)?;
+    match path.parent() {
+        Some(_) => Ok(path),
+        None => Err(format!("{text:?}: expected a path below the root directory")),
+    }
+}
+
 fn call(text: &str) -> Result<String, String> {
     let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
     fits.then(|| text.to_owned())
@@ -381,6 +414,7 @@ macro_rules! list {
 }
 
 list!(paths: PathBuf, absolute);
+list!(paths_below: PathBuf, below_root);
 list!(calls: String, call);
 list!(names: String, name);
 list!(capabilities: String, capability);

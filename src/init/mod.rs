@@ -10,6 +10,11 @@
 //! | supervisor → child | end of file | the supervisor is dead; so is the child, at once |
 //! | child → supervisor | end of file | execve has succeeded: the socket is close-on-exec |
 //! | child → supervisor | text, then end of file | a step failed; the text is for people and engines |
+//!
+//! Where processes of the container may trace others ([`Plan`] does not say; the supervisor knows), a process that is in
+//! their pid namespace before it is in their view would show them the host's files (`/proc/PID/root`). There the process
+//! that takes the steps up to the view stays outside, unseen; then a second one is born in the pid namespace, with the
+//! container's root and no descriptor of the host's, and goes on. Its pid comes to the supervisor by a pipe.
 
 pub(crate) mod program;
 mod steps;
@@ -33,7 +38,8 @@ use crate::sys::landlock::LandlockError;
 pub struct Plan {
     /// The first process of the container.
     pub pidfd: OwnedFd,
-    /// Clone flags of the namespaces to join; the pid namespace is the supervisor's business.
+    /// Clone flags of the namespaces to join; the pid namespace is the supervisor's business, but where a second process
+    /// becomes the command.
     pub namespaces: i32,
     /// The layered root; `None` runs in the container's own mount namespace.
     pub root: Option<Root>,
@@ -146,9 +152,10 @@ pub const MAX_ERROR: usize = 8192;
 
 /// Carries the plan out. Does not return: either the command runs, or the reason is written to `channel`.
 ///
-/// `cgroups` are the files by which this process, which has no other threads, joins its groups.
-pub fn run(plan: Plan, cgroups: &[PathBuf], channel: BorrowedFd<'_>) -> ! {
-    let mut state = steps::State::new(plan, cgroups, channel.as_raw_fd());
+/// `cgroups` are the files by which this process, which has no other threads, joins its groups. With `second` it is a
+/// second process that becomes the command, this one's sibling, whose pid (four bytes, native order) is written there.
+pub fn run(plan: Plan, cgroups: &[PathBuf], channel: BorrowedFd<'_>, second: Option<OwnedFd>) -> ! {
+    let mut state = steps::State::new(plan, cgroups, channel.as_raw_fd(), second);
     for (_, step) in steps::STEPS {
         if let Err(err) = step(&mut state) {
             let mut text = crate::error::chain(&err);

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,6 +13,7 @@ use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
 use crate::sys::mountattr::{self, MountAttr};
+use crate::sys::process::Fork;
 use crate::sys::{SysError, attributes, landlock, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
@@ -29,10 +30,14 @@ pub(super) struct State<'a> {
     selinux: Option<OwnedFd>,
     cwd_later: bool,
     program: Option<CString>,
+    /// Where the pid of a second process goes, if one is to become the command.
+    second: Option<OwnedFd>,
+    /// By which the second process joins the groups.
+    doors: Vec<OwnedFd>,
 }
 
 impl<'a> State<'a> {
-    pub(super) fn new(plan: Plan, cgroups: &'a [PathBuf], channel: RawFd) -> State<'a> {
+    pub(super) fn new(plan: Plan, cgroups: &'a [PathBuf], channel: RawFd, second: Option<OwnedFd>) -> State<'a> {
         State {
             plan,
             cgroups,
@@ -43,6 +48,8 @@ impl<'a> State<'a> {
             selinux: None,
             cwd_later: false,
             program: None,
+            second,
+            doors: Vec::new(),
         }
     }
 }
@@ -52,7 +59,7 @@ pub(super) const STEPS: &[Step] = &[
     ("tie to the supervisor", tie),
     ("look for the supervisor", supervised),
     // Before anything is done that the container's limits should cover.
-    ("cgroups", |s| sys("join the exec's cgroups", process::join_cgroups(s.cgroups))),
+    ("cgroups", cgroups),
     // The container must not look into a process that still has the host's descriptors.
     ("hide", |_| sys("hide from the container", attributes::set_dumpable(false))),
     // Raising limits or priorities takes capabilities of the host's user namespace, so before it is left.
@@ -64,6 +71,8 @@ pub(super) const STEPS: &[Step] = &[
     ("layered root", mount_root),
     ("namespaces", namespaces),
     ("view", enter_view),
+    // Only now is anything of it seen in the container's pid namespace.
+    ("second process", second_process),
     // A session of its own, before a terminal can become its controlling one.
     ("session", session),
     ("terminal", terminal),
@@ -129,6 +138,16 @@ fn supervised(state: &mut State<'_>) -> Result<(), InitError> {
 
 fn borrow(fd: RawFd) -> BorrowedFd<'static> {
     crate::sys::process::borrow_for_life(fd)
+}
+
+/// Joins the exec's groups; where a second process becomes the command, that one does, so that it alone is counted there.
+fn cgroups(state: &mut State<'_>) -> Result<(), InitError> {
+    const DOING: &str = "join the exec's cgroups";
+    match state.second {
+        Some(_) => state.doors = sys(DOING, process::open_cgroups(state.cgroups))?,
+        None => sys(DOING, process::join_cgroups(state.cgroups))?,
+    }
+    Ok(())
 }
 
 fn limits(state: &mut State<'_>) -> Result<(), InitError> {
@@ -222,6 +241,36 @@ fn enter_view(state: &mut State<'_>) -> Result<(), InitError> {
         state.layered.clear();
     }
     Ok(())
+}
+
+/// Where another process is to become the command: makes it, with no descriptor of the host's but those that it needs, and
+/// ends this one.
+fn second_process(state: &mut State<'_>) -> Result<(), InitError> {
+    let Some(report) = state.second.take() else { return Ok(()) };
+    let console = match &state.plan.stdio {
+        Stdio::Terminal { console, .. } => Some(console.as_raw_fd()),
+        Stdio::Inherit => None,
+    };
+    let passed = 3..3 + state.plan.preserve_fds as RawFd;
+    let doors = std::mem::take(&mut state.doors);
+    let keep = [state.channel, report.as_raw_fd()].into_iter().chain(console).chain(passed);
+    let keep = keep.chain(doors.iter().map(|door| door.as_raw_fd()));
+    process::close_others_in_child(&keep.map(borrow).collect::<Vec<_>>());
+    match sys("start the command", process::fork_sibling())? {
+        Fork::Parent(pid) => {
+            // Without a reader there is no supervisor, and the command ends as it is tied to it.
+            let _ = rustix::io::write(&report, &pid.to_ne_bytes());
+            process::exit_now(0)
+        }
+        Fork::Child => {
+            drop(report);
+            tie(state)?;
+            supervised(state)?;
+            // They lead to no other file: who gets hold of one can but put itself where it ends with this exec.
+            let enter = |door: &OwnedFd| process::enter_cgroup(door.as_fd());
+            sys("join the exec's cgroups", doors.iter().try_for_each(enter))
+        }
+    }
 }
 
 fn session(_: &mut State<'_>) -> Result<(), InitError> {
@@ -397,7 +446,8 @@ mod tests {
     #[test]
     fn the_filter_comes_after_what_it_may_forbid() {
         let at = |name: &str| STEPS.iter().position(|(n, _)| *n == name).unwrap();
-        assert!(at("namespaces") < at("view") && at("view") < at("session"));
+        assert!(at("namespaces") < at("view") && at("view") < at("second process"));
+        assert!(at("second process") < at("session") && at("second process") < at("labels"));
         assert!(at("identity") < at("seccomp") && at("seccomp, privileged") < at("identity"));
         assert!(at("find the program") < at("seccomp") && at("close on exec") < at("seccomp"));
         assert_eq!(at("exec"), STEPS.len() - 1);

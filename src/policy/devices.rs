@@ -7,8 +7,7 @@ use super::{Host, Refusal, Work, strict};
 use crate::config::{Device, Rules};
 
 const WHY: &str = "the device is none of the standard ones; devices.allow of the configuration lets it in";
-const RULE: &str =
-    "it allows devices that are none of the standard ones; devices.allow of the configuration lets them in";
+const RULE: &str = "it allows more than the standard devices; devices.allow of the configuration lets them in";
 
 /// Takes out what is neither standard nor listed.
 pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
@@ -34,14 +33,29 @@ fn rules_of_the_cgroup(work: &mut Work<'_>) {
         linux["resources"]["devices"] = json!([]);
     }
     let Some(list) = linux["resources"]["devices"].as_array_mut() else { return };
-    let gone: Vec<Value> = list.extract_if(.., |rule| rule["allow"] == true && !may_use(rule, rules, host)).collect();
+    let mut changed = Vec::new();
+    list.retain_mut(|rule| {
+        if rule["allow"] != true {
+            return true;
+        }
+        let given = rule["access"].as_str().unwrap_or_default();
+        let granted = may_use(rule, rules, host);
+        let left: String = given.chars().filter(|c| granted.contains(c)).collect();
+        if left == given && !granted.is_empty() {
+            return true;
+        }
+        let before = rule.clone();
+        rule["access"] = json!(left);
+        changed.push((before, if left.is_empty() { Value::Null } else { rule.clone() }));
+        !left.is_empty()
+    });
     // Without this as the first, everything is allowed that no rule forbids.
     let deny = json!({"allow": false, "access": "rwm"});
     if !list.first().is_some_and(denies_all) {
         list.insert(0, deny);
     }
-    for rule in gone {
-        work.decide("linux.resources.devices", rule, Value::Null, RULE);
+    for (from, to) in changed {
+        work.decide("linux.resources.devices", from, to, RULE);
     }
 }
 
@@ -86,25 +100,32 @@ pub(super) fn is_allowed(node: Node, rules: &Rules, host: &Host) -> bool {
         })
 }
 
-/// Whether a rule allows no more than is listed.
-fn may_use(rule: &Value, rules: &Rules, host: &Host) -> bool {
+/// All that can be done with a device: read, write, make a file of it.
+const ALL: &[char] = &['r', 'w', 'm'];
+
+/// What of the access that a rule gives is listed, for all the devices that it names.
+fn may_use(rule: &Value, rules: &Rules, host: &Host) -> Vec<char> {
     let (major, minor) = (number(&rule["major"]), number(&rule["minor"]));
     let block = match rule["type"].as_str() {
         Some("b") => true,
         Some("c" | "u") => false,
-        _ => return false,
+        _ => return Vec::new(),
     };
-    if let (Some(major), Some(minor)) = (major, minor) {
-        return is_allowed(Node { block, major, minor }, rules, host);
+    let standard = |(_, of, n): &(&str, u32, Option<u32>)| {
+        !block && major == Some(*of) && (n.is_none() || minor.is_some() && minor == *n)
+    };
+    let by_path = |major, minor| host.devices.contains(&Node { block, major, minor });
+    if strict::DEVICES.iter().any(standard) || major.zip(minor).is_some_and(|(major, minor)| by_path(major, minor)) {
+        return ALL.to_vec();
     }
-    let terminals = strict::DEVICES.iter().any(|(_, m, n)| !block && major == Some(*m) && n.is_none());
-    let covers = |device: &Device| match device {
-        Device::Path(_) => false,
-        Device::Rule { kind, major: m, minor: n, .. } => {
-            (*kind == 'b') == block && (m.is_none() || *m == major) && (n.is_none() || *n == minor)
-        }
+    let covers = |kind: char, m: Option<u32>, n: Option<u32>| {
+        (kind == 'b') == block && (m.is_none() || m == major) && (n.is_none() || n == minor)
     };
-    terminals || rules.devices.allow.iter().any(covers)
+    let listed = rules.devices.allow.iter().filter_map(|device| match device {
+        Device::Rule { kind, major, minor, access } if covers(*kind, *major, *minor) => Some(access.chars()),
+        _ => None,
+    });
+    listed.flatten().collect()
 }
 
 #[cfg(test)]
@@ -159,7 +180,11 @@ mod tests {
         assert_eq!(of(&[], json!(docker)), (docker.to_vec(), 0));
         let more = json!([deny, rule(true, "c", 10, 200), rule(true, "b", 8, -1), rule(true, "c", -1, -1)]);
         assert_eq!(of(&[], more.clone()), (vec![deny.clone()], 3));
-        assert_eq!(of(&["b 8:* r"], more.clone()).1, 2);
-        assert_eq!(of(&["b 8:0 r"], more).1, 3, "one device is not all of them");
+        assert_eq!(of(&["b 8:* rwm"], more.clone()).1, 2);
+        assert_eq!(of(&["b 8:0 rwm"], more.clone()).1, 3, "one device is not all of them");
+        // No more can be done with it than is listed.
+        let reduced = json!({"allow": true, "type": "b", "major": 8, "minor": -1, "access": "rm"});
+        assert_eq!(of(&["b 8:* r", "b *:* m"], more), (vec![deny.clone(), reduced], 3));
+        assert_eq!(of(&["c 226:129 r"], json!([deny, rule(true, "c", 226, 128)])).1, 0, "listed by its path");
     }
 }

@@ -17,6 +17,8 @@ pub struct Host {
     pub namespaces: Vec<String>,
     /// The sources of bind mounts, by the mount's place in `mounts`.
     pub sources: BTreeMap<usize, Source>,
+    /// The root filesystem's directory, with what is mounted below it.
+    pub root: Option<Source>,
     /// Where mounts lead to inside the root filesystem, by the mount's place in `mounts`: symbolic links of the image on the
     /// way replaced.
     pub destinations: BTreeMap<usize, PathBuf>,
@@ -39,6 +41,8 @@ pub struct Source {
     pub kind: SourceKind,
     /// The filesystem's magic number, `f_type` of statfs(2).
     pub filesystem: i64,
+    /// What is mounted below it and comes with it: where on the host, and the filesystem's type.
+    pub below: Vec<(PathBuf, String)>,
 }
 
 /// A symbolic link.

@@ -85,6 +85,7 @@ const EVERY: &[Pass] = &[cow::destinations];
 const STRICT: &[Pass] = &[
     namespaces::pass,
     process::first,
+    sources::root,
     mounts::pass,
     paths::pass,
     devices::pass,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::host::{Source, SourceKind};
 use super::{Decision, Refusal, Work, sources, strict};
@@ -114,8 +114,10 @@ impl This<'_> {
     fn bind(&self, work: &mut Work<'_>) -> Result<Vec<String>, Refusal> {
         self.check_place()?;
         let source = work.host.sources.get(&self.n);
+        let read_only = self.is_read_only(work, source)?;
         if let Some(source) = source {
-            sources::judge(source, self.at, &work.policy.rules, work.host)?;
+            let written = !read_only && !work.confinement.copy_on_write.iter().any(|at| at == self.at);
+            sources::judge(source, self.at, written, &work.policy.rules, work.host)?;
         }
         let mut flags = vec!["nosuid"];
         if !source.is_some_and(|source| matches!(source.kind, SourceKind::Device(_))) {
@@ -124,7 +126,7 @@ impl This<'_> {
         if !self.may_exec(work, source)? {
             flags.push("noexec");
         }
-        if self.is_read_only(work, source)? {
+        if read_only {
             flags.push("ro");
         }
         let recursive: Vec<String> = flags.iter().map(|flag| format!("r{flag}")).collect();
@@ -217,7 +219,11 @@ impl This<'_> {
             }
             let at = self.at.to_owned();
             if !work.confinement.copy_on_write.contains(&at) {
+                let field = format!("mounts[{}]", at.display());
                 work.confinement.copy_on_write.push(at);
+                let why =
+                    "its annotation or mounts.default: writes go to layers, the host's directory is never written";
+                work.decide(field, Value::Null, json!("copy-on-write"), why);
             }
         }
         Ok(access == Access::ReadOnly)
@@ -232,19 +238,19 @@ fn reasons(before: &[String], after: &[String], bind: bool) -> String {
     told.chain(below).collect::<Vec<_>>().join("; ")
 }
 
-/// The option that undoes a flag.
-fn opposite(flag: &str) -> String {
-    match flag {
-        "ro" => "rw".to_owned(),
-        "rro" => "rrw".to_owned(),
+/// The options that undo a flag. A recursive one does so to the mount itself too, and comes after all that are not.
+fn opposites(flag: &str) -> [String; 2] {
+    let plain = match flag {
+        "ro" | "rro" => "rw".to_owned(),
         // nosuid, rnosuid …
-        flag => flag.replacen("no", "", 1),
-    }
+        flag => flag.strip_prefix('r').unwrap_or(flag).replacen("no", "", 1),
+    };
+    [format!("r{plain}"), plain]
 }
 
 /// The options with these flags, and without what undoes one.
 fn with_flags(options: &[String], flags: &[&str]) -> Vec<String> {
-    let undone: Vec<String> = flags.iter().map(|flag| opposite(flag)).collect();
+    let undone: Vec<String> = flags.iter().flat_map(|flag| opposites(flag)).collect();
     let mut all: Vec<String> = options.iter().filter(|option| !undone.contains(option)).cloned().collect();
     for flag in flags {
         if !all.iter().any(|option| option == flag) {
@@ -270,10 +276,15 @@ mod tests {
     use crate::policy::tests::minimal;
     use crate::policy::{Hardened, Host, Policy, harden};
     use crate::spec::{Config, mount_rules};
-    use serde_json::Value;
 
     fn directory(path: &str) -> Source {
-        Source { path: path.into(), links: Vec::new(), kind: SourceKind::Directory, filesystem: 0xef53 }
+        Source {
+            path: path.into(),
+            links: Vec::new(),
+            kind: SourceKind::Directory,
+            filesystem: 0xef53,
+            below: Vec::new(),
+        }
     }
 
     /// Hardens `mounts`, the sources of bind mounts being directories of the same name.
@@ -318,6 +329,11 @@ mod tests {
             (fs("/tmp", "tmpfs", &["exec", "dev", "size=1k"]), vec!["size=1k", "nosuid", "nodev", "noexec"]),
             (fs("/dev/pts", "devpts", &["newinstance"]), vec!["newinstance", "nosuid", "noexec"]),
             (fs("/sys/fs/cgroup", "cgroup", &[]), vec!["nosuid", "nodev", "noexec", "ro"]),
+            // What is recursive holds for the mount itself too.
+            (fs("/sys", "sysfs", &["rrw", "rexec"]), vec!["nosuid", "nodev", "noexec", "ro"]),
+            (fs("/tmp", "tmpfs", &["rsuid", "rexec", "rdev"]), vec!["nosuid", "nodev", "noexec"]),
+            (bind("/v", "/data", &["bind", "rexec", "rdev", "rsuid"]), vec!["bind", "nosuid", "nodev", "noexec"]),
+            (bind("/v", "/data", &["bind", "ro", "rrw"]), vec!["bind", "ro", "nosuid", "nodev", "noexec"]),
         ] {
             let got = hardened(json!([mount]), Rules::default(), "").unwrap();
             assert_eq!(options(&got, 0), want, "{mount}");

@@ -1,4 +1,4 @@
-//! What else of a configuration loosens: propagation of the root, cgroup files by name, realtime shares.
+//! What else of a configuration loosens: propagation of the root, cgroup files by name, realtime shares, network devices.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,22 @@ pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
     propagation(work);
     unified(work)?;
     realtime(work);
-    Ok(())
+    network_devices(work)
+}
+
+/// The host would be without them, its address and all.
+fn network_devices(work: &Work<'_>) -> Result<(), Refusal> {
+    let given = work.spec["linux"]["netDevices"].as_object();
+    let Some(name) = given.and_then(|map| map.keys().next()) else { return Ok(()) };
+    if work.policy.rules.allows(Allow::HostNetwork) {
+        return Ok(());
+    }
+    let word = Allow::HostNetwork.as_str();
+    Err(Refusal {
+        what: format!("linux.netDevices {name:?}"),
+        why: "a network device of the host would be the container's, and the host without it".to_owned(),
+        remedy: format!("leave it out, or have {word:?} in the configuration's allow"),
+    })
 }
 
 fn propagation(work: &mut Work<'_>) {
@@ -87,5 +102,16 @@ mod tests {
         for name in ["cgroup.procs", "../x", "a/b", "", ".."] {
             with(name).unwrap_err();
         }
+    }
+
+    #[test]
+    fn the_hosts_network_devices_stay() {
+        let mut spec = minimal();
+        spec["linux"]["netDevices"] = json!({"eth0": {"name": "eth1"}});
+        let err = strict_with(spec.clone(), Rules::default()).unwrap_err().to_string();
+        assert!(err.starts_with("linux.netDevices \"eth0\": ") && err.contains("\"host-network\""), "{err}");
+        strict_with(spec.clone(), Rules { allow: vec![Allow::HostNetwork], ..Rules::default() }).unwrap();
+        spec["linux"]["netDevices"] = json!({});
+        strict_with(spec, Rules::default()).unwrap();
     }
 }

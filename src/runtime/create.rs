@@ -108,8 +108,9 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
         Err(err) => return Err(err).on("make directory", &dir),
     }
     let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
+    let carried = facts.carried();
     let judged = facts.judged;
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, lock };
+    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, carried, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -131,6 +132,8 @@ struct Bundle {
     strictness: Option<Strictness>,
     /// The sources of its bind mounts, as the policy has judged them.
     judged: Vec<Judged>,
+    /// What is mounted below the root filesystem's directory, by its place in the container.
+    carried: Vec<PathBuf>,
     lock: OwnedFd,
 }
 
@@ -173,6 +176,10 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
         return Err(field("process.args", "args must not be empty"));
     }
     config.check_user_ids()?;
+    config.check_types()?;
+    if let Some(kind) = config.twice_a_namespace() {
+        return Err(field("linux.namespaces", &format!("duplicated ns {kind:?}")));
+    }
     if !Path::new(config.cwd()).is_absolute() {
         return Err(field("process.cwd", "Cwd must be an absolute path"));
     }
@@ -381,7 +388,7 @@ fn launch(
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
     if bundle.confinement.profile == Profile::Strict {
-        fixups.confine(&bundle.engine, config, &bundle.judged, &record.confinement)?;
+        fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.carried, &record.confinement)?;
     }
     if !request.no_new_keyring {
         let name = CString::new(format!("_ses.{}", record.id)).unwrap_or_default();

@@ -17,7 +17,11 @@ use super::error::{On, RuntimeError};
 use super::host;
 use crate::policy::{Host, Link, Node, Policy, Source, SourceKind};
 use crate::spec::{Config, inroot, normalise};
+use crate::sys::{mountinfo, proc};
 use crate::terms::Profile;
+
+/// What is mounted on the host.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The kernel's own limit for links in one path.
 const LINKS_MAX: usize = 40;
@@ -69,8 +73,25 @@ impl Facts {
         Ok(facts)
     }
 
+    /// What is mounted below the root filesystem's directory and comes with it: where it is in the container.
+    pub fn carried(&self) -> Vec<PathBuf> {
+        let of = |root: &Source| -> Vec<PathBuf> {
+            let inside = root.below.iter().filter_map(|(at, _)| at.strip_prefix(&root.path).ok());
+            inside.map(|inside| Path::new("/").join(inside)).collect()
+        };
+        self.host.root.as_ref().map(of).unwrap_or_default()
+    }
+
     fn look_at_mounts(&mut self, engine: &Config, bundle: &Path, rootfs: &Path) -> Result<(), RuntimeError> {
+        let all = proc::read(Path::new(MOUNTS)).on("read", Path::new(MOUNTS))?;
         let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
+        self.host.root = Some(Source {
+            path: rootfs.to_owned(),
+            links: Vec::new(),
+            kind: SourceKind::Directory,
+            filesystem: magic(&root).on("look at filesystem of", rootfs)?,
+            below: mountinfo::below(&all, rootfs),
+        });
         let mut covered = Vec::new();
         let list = engine.value()["mounts"].as_array();
         for (n, mount) in list.into_iter().flatten().enumerate() {
@@ -82,13 +103,14 @@ impl Facts {
             if !mount.is_bind() {
                 continue;
             }
-            let path = bundle.join(mount.source.unwrap_or_else(|| "none".into()));
+            let path = bundle.join(mount.source.as_deref().unwrap_or(Path::new("none")));
             // What is not there now may be there when it is mounted, and nobody has judged it.
             let (fd, links) = open(&path).on("open source of a bind mount", &path)?;
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
             let filesystem = magic(&fd).on("look at filesystem of", &path)?;
             let path = path_of(&fd).on("find the path of", &path)?;
-            let source = Source { path, links, kind: kind(&stat), filesystem };
+            let below = if mount.has("rbind") { mountinfo::below(&all, &path) } else { Vec::new() };
+            let source = Source { path, links, kind: kind(&stat), filesystem, below };
             self.host.sources.insert(n, source);
             self.judged.push(Judged { mount: n, identity: (stat.st_dev, stat.st_ino), _held: fd });
         }
@@ -140,35 +162,39 @@ fn open(path: &Path) -> io::Result<(OwnedFd, Vec<Link>)> {
         Err(Errno::LOOP) => {}
         Err(err) => return Err(err.into()),
     }
-    let (real, at) = follow(path)?;
-    let fd = open_plain(&real)?;
-    let links = at.into_iter().map(|at| Ok(Link { to: follow(&at)?.0, at }));
-    Ok((fd, links.collect::<io::Result<_>>()?))
+    let (real, links) = follow(path)?;
+    Ok((open_plain(&real)?, links))
 }
 
-/// What `path` leads to, and where the links on the way are. Parts that are not there stay as they are.
-fn follow(path: &Path) -> io::Result<(PathBuf, Vec<PathBuf>)> {
+/// What `path` leads to, and the links on the way. Parts that are not there stay as they are.
+fn follow(path: &Path) -> io::Result<(PathBuf, Vec<Link>)> {
     let mut todo: Vec<PathBuf> = parts(path);
     let (mut done, mut links) = (PathBuf::from("/"), Vec::new());
+    // Links whose own parts are still to be followed: which, and how many parts are left when they are.
+    let mut open: Vec<(usize, usize)> = Vec::new();
     while let Some(part) = todo.pop() {
         if part == Path::new("..") {
             done.pop();
-            continue;
-        }
-        let next = done.join(&part);
-        match rustix::fs::readlink(&next, Vec::new()) {
-            Ok(target) => {
-                if links.len() == LINKS_MAX {
-                    return Err(Errno::LOOP.into());
+        } else {
+            let next = done.join(&part);
+            match rustix::fs::readlink(&next, Vec::new()) {
+                Ok(target) => {
+                    if links.len() == LINKS_MAX {
+                        return Err(Errno::LOOP.into());
+                    }
+                    let target = PathBuf::from(OsStr::from_bytes(target.as_bytes()));
+                    open.push((links.len(), todo.len()));
+                    links.push(Link { at: next, to: PathBuf::new() });
+                    if target.is_absolute() {
+                        done = PathBuf::from("/");
+                    }
+                    todo.extend(parts(&target));
                 }
-                links.push(next);
-                let target = PathBuf::from(OsStr::from_bytes(target.as_bytes()));
-                if target.is_absolute() {
-                    done = PathBuf::from("/");
-                }
-                todo.extend(parts(&target));
+                Err(_) => done = next,
             }
-            Err(_) => done = next,
+        }
+        while let Some((link, _)) = open.pop_if(|(_, left)| todo.len() <= *left) {
+            links[link].to = done.clone();
         }
     }
     Ok((done, links))

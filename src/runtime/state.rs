@@ -256,6 +256,12 @@ impl Record {
         if status == Status::Stopped { 0 } else { self.pid }
     }
 
+    /// Whether a process in its pid namespace may be able to trace one that is not the container's: no fence keeps it
+    /// from that, or the namespace is another container's too.
+    pub fn may_trace(&self) -> bool {
+        self.confinement.fence.is_none() || !self.has_own_pid_namespace()
+    }
+
     /// True if the container has a pid namespace of its own, whose processes end with the first.
     pub fn has_own_pid_namespace(&self) -> bool {
         self.namespaces.iter().any(|ns| ns.kind == "pid" && ns.path.is_none())

@@ -9,6 +9,7 @@ pub mod mount_rules;
 pub mod normalise;
 pub mod passwd;
 mod reach;
+mod types;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,14 @@ pub enum SpecError {
         /// What is wrong with it.
         why: String,
     },
+    /// A field with a value that is not of its type.
+    #[error("invalid {field} in {CONFIG}: {why}")]
+    Type {
+        /// The field's path in the document.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A path of the root filesystem could not be looked at.
     #[error("resolve {path} in the root filesystem: {source}")]
     Resolve {
@@ -93,7 +102,7 @@ impl Classify for SpecError {
             SpecError::Read { source, .. } | SpecError::Write { source, .. } | SpecError::Resolve { source, .. } => {
                 Kind::of_io(source)
             }
-            SpecError::Json { .. } | SpecError::Field { .. } => Kind::InvalidInput,
+            SpecError::Json { .. } | SpecError::Field { .. } | SpecError::Type { .. } => Kind::InvalidInput,
             SpecError::Unsupported(_) => Kind::Unsupported,
         }
     }
@@ -319,6 +328,12 @@ impl Config {
         .unwrap_or_default()
     }
 
+    /// The kind of namespace that is listed twice, if one is: which of them it is to be nobody can tell.
+    pub fn twice_a_namespace(&self) -> Option<String> {
+        let kinds: Vec<String> = self.namespaces().into_iter().map(|(kind, _)| kind).collect();
+        kinds.iter().enumerate().find(|(n, kind)| kinds[..*n].contains(kind)).map(|(_, kind)| kind.clone())
+    }
+
     /// True if the container has a namespace of this type (`pid`, `user` …), its own or a joined one.
     pub fn has_namespace(&self, kind: &str) -> bool {
         self.namespaces().iter().any(|(k, _)| k == kind)
@@ -363,7 +378,7 @@ impl Config {
 pub struct Mount {
     /// Where, inside the container.
     pub destination: PathBuf,
-    /// Filesystem type, or empty.
+    /// Filesystem type, or empty. `bind` where an option says so: whatever else is written is then of no account.
     pub kind: String,
     /// What.
     pub source: Option<PathBuf>,
@@ -374,20 +389,22 @@ pub struct Mount {
 impl Mount {
     /// From its document; `None` without a destination.
     pub fn of(value: &Value) -> Option<Mount> {
-        let options = value["options"].as_array();
+        let list = value["options"].as_array();
+        let options: Vec<String> =
+            list.map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default();
+        let binds = options.iter().any(|option| matches!(option.as_str(), "bind" | "rbind"));
+        let kind = if binds { "bind" } else { value["type"].as_str().unwrap_or_default() };
         Some(Mount {
             destination: PathBuf::from(value["destination"].as_str()?),
-            kind: value["type"].as_str().unwrap_or_default().to_owned(),
-            source: value["source"].as_str().map(PathBuf::from),
-            options: options
-                .map(|l| l.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-                .unwrap_or_default(),
+            kind: kind.to_owned(),
+            source: value["source"].as_str().filter(|source| !source.is_empty()).map(PathBuf::from),
+            options,
         })
     }
 
     /// A bind mount, by type or by option.
     pub fn is_bind(&self) -> bool {
-        self.kind == "bind" || self.has("bind") || self.has("rbind")
+        self.kind == "bind"
     }
 
     /// A bind mount on `/dev` itself.

@@ -40,6 +40,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "rootfs-propagation", run: rootfs_propagation },
     Step { name: "no-new-privileges", run: no_new_privileges },
     Step { name: "capabilities", run: capabilities },
+    Step { name: "bind-type", run: bind_type },
     Step { name: "mount-source", run: mount_source },
     Step { name: "mount-options", run: mount_options },
     Step { name: "copy-on-write", run: copy_on_write },
@@ -47,6 +48,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "dev-bind", run: dev_bind },
     Step { name: "private-source", run: private_source },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
+    Step { name: "device-rules", run: device_rules },
     Step { name: "home", run: home },
 ];
 
@@ -168,6 +170,16 @@ fn mounts_mut(config: &mut Config) -> impl Iterator<Item = &mut Map<String, Valu
         .into_iter()
         .flatten()
         .filter_map(Value::as_object_mut)
+}
+
+/// An option makes a bind mount, as in runc. libcontainer looks at the type first, and would mount cgroups there, or a proc.
+fn bind_type(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let binds: Vec<bool> = config.mounts().iter().map(super::Mount::is_bind).collect();
+    let with_place = mounts_mut(config).filter(|mount| mount.get("destination").is_some_and(Value::is_string));
+    for (mount, _) in with_place.zip(binds).filter(|(_, bind)| *bind) {
+        mount.insert("type".to_owned(), json!("bind"));
+    }
+    Ok(())
 }
 
 /// The source is optional in the specification; filesystems without a device take any.
@@ -314,6 +326,19 @@ fn tmpfs_mode(config: &mut Config, context: &Context<'_>) -> Result<(), SpecErro
     Ok(())
 }
 
+/// Any number of a device rule is -1 or nothing, as in runc. libcontainer writes -1 to the cgroup, which refuses it.
+fn device_rules(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
+    let rules = config.value_mut().pointer_mut("/linux/resources/devices").and_then(Value::as_array_mut);
+    for rule in rules.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for name in ["major", "minor"] {
+            if rule.get(name).and_then(Value::as_i64) == Some(-1) {
+                rule.shift_remove(name);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Without HOME libcontainer asks the C library, which loads what the container's nsswitch.conf names.
 fn home(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     if home_of(&config.env()).is_some() {
@@ -391,6 +416,24 @@ mod tests {
         {
             let linux = |p| json!({"linux": {"rootfsPropagation": p}});
             check("rootfs-propagation", linux(before), linux(after));
+        }
+        let rules = |list: Value| json!({"linux": {"resources": {"devices": list}}});
+        check(
+            "device-rules",
+            rules(
+                json!([{"allow": true, "type": "c", "major": 136, "minor": -1}, {"major": -1, "minor": -1}, {"major": 0}]),
+            ),
+            rules(json!([{"allow": true, "type": "c", "major": 136}, {}, {"major": 0}])),
+        );
+        let mount = |kind: &str, options: Value| json!({"destination": "/x", "type": kind, "options": options});
+        for (given, kind) in [
+            (mount("cgroup", json!(["bind", "ro"])), "bind"),
+            (mount("proc", json!(["ro", "rbind"])), "bind"),
+            (mount("tmpfs", json!(["ro"])), "tmpfs"),
+        ] {
+            let mut after = given.clone();
+            after["type"] = json!(kind);
+            check("bind-type", json!({"mounts": [given]}), json!({"mounts": [after]}));
         }
         check("no-new-privileges", json!({"process": {"noNewPrivileges": false}}), json!({"process": {}}));
         check(

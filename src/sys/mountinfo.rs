@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A path field with the kernel's octal escapes (of space, tab, newline and backslash) undone.
 pub fn unescape(field: &[u8]) -> PathBuf {
@@ -21,6 +21,18 @@ pub fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
+/// The mounts below the directory `top`: where, and the filesystem's type. What is mounted on `top` itself is none of them.
+pub fn below(mountinfo: &[u8], top: &Path) -> Vec<(PathBuf, String)> {
+    let mount = |line: &[u8]| {
+        let mut fields = line.split(|b| *b == b' ');
+        let point = fields.nth(4).map(unescape).filter(|point| point != top && point.starts_with(top))?;
+        // Optional fields end with a hyphen, which none of them is.
+        let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+        Some((point, String::from_utf8_lossy(kind).into_owned()))
+    };
+    mountinfo.split(|b| *b == b'\n').filter_map(mount).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,5 +49,18 @@ mod tests {
         ] {
             assert_eq!(unescape(raw).as_os_str().as_bytes(), want);
         }
+    }
+
+    #[test]
+    fn what_is_mounted_below() {
+        let text = b"22 1 8:1 / / rw - ext4 /dev/sda rw\n\
+            23 22 8:2 / /srv/a\\040b rw - ext4 /dev/sdb rw\n\
+            24 23 0:6 / /srv/a\\040b/proc rw,nosuid shared:4 master:1 - proc proc rw\n\
+            25 23 0:7 / /srv/a\\040b/x/y rw - fuse.x - rw\n\
+            26 22 0:7 / /srv/a\\040bc rw - sysfs - rw\n\n";
+        let want = [("/srv/a b/proc", "proc"), ("/srv/a b/x/y", "fuse.x")];
+        assert_eq!(below(text, Path::new("/srv/a b")), want.map(|(path, kind)| (path.into(), kind.to_owned())));
+        assert_eq!(below(text, Path::new("/")).len(), 4);
+        assert!(below(text, Path::new("/srv/a")).is_empty());
     }
 }

@@ -51,6 +51,33 @@ pub fn fork_into(group: BorrowedFd<'_>) -> Result<Fork, SysError> {
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
+/// Copies this process, as [`fork`] does, the child being a child of this process's parent.
+pub fn fork_sibling() -> Result<Fork, SysError> {
+    // SAFETY: clone_args is plain data for which all-zero is a value.
+    let mut args = unsafe { std::mem::zeroed::<libc::clone_args>() };
+    // What the parent is told of the child's end is what it is told of this process's: the kernel takes no other signal.
+    args.flags = libc::CLONE_PARENT as u64;
+    // SAFETY: as in `fork_into`.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
+    check(pid).call("clone3", || "CLONE_PARENT".into())?;
+    Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
+}
+
+/// Opens the `tasks` (v1) or `cgroup.procs` (v2) files of cgroups, for [`enter_cgroup`].
+pub fn open_cgroups(doors: &[PathBuf]) -> Result<Vec<OwnedFd>, SysError> {
+    let open = |door: &PathBuf| {
+        let on = || door.display().to_string();
+        rustix::fs::open(door, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).call("open", on)
+    };
+    doors.iter().map(open).collect()
+}
+
+/// Puts this process, which must have no other threads, into the cgroup of an open door.
+pub fn enter_cgroup(door: BorrowedFd<'_>) -> Result<(), SysError> {
+    rustix::io::write(door, b"0").call("write", || format!("0 to the cgroup of fd {}", door.as_raw_fd()))?;
+    Ok(())
+}
+
 /// Puts this process, which must have no other threads, into cgroups: `doors` are their `tasks` (v1) or `cgroup.procs` (v2)
 /// files. Stops at the first that fails.
 pub fn join_cgroups(doors: &[PathBuf]) -> Result<(), SysError> {

@@ -55,6 +55,9 @@ pub struct Step {
     /// Of a file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
+    /// Of a symbolic link that is made, what it leads to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<PathBytes>,
     /// Permission bits afterwards.
     pub mode: FileMode,
     /// Owner afterwards.
@@ -544,6 +547,7 @@ fn step(mount: &Mount<'_>, path: &PathBytes, action: Action, stat: &Stat, seen: 
         host: host_path(mount, path),
         file_type: file_type(stat),
         size: (file_type(stat) == FileType::File).then(|| size(stat)),
+        target: None,
         mode: FileMode(stat.st_mode & 0o7777),
         uid: stat.st_uid,
         gid: stat.st_gid,

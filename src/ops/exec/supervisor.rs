@@ -21,7 +21,7 @@ use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::quota::Quota;
 use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
-use crate::runtime::exec::{ExecError, Plan, Running, Stdio, abandon, spawn};
+use crate::runtime::exec::{Birth, ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::seccomp;
 use crate::runtime::state::Record;
 use crate::store::{
@@ -198,8 +198,16 @@ fn launch(
     };
     let (stdio, terminal) = streams(prepared, &described)?;
     let differing = sys("compare namespaces", ns::differing(record.pid))?;
-    let own_pids = differing & libc::CLONE_NEWPID != 0;
     let process = &prepared.process;
+    let apparmor = process.apparmor_profile().clone().filter(|p| !p.is_empty());
+    let selinux = process.selinux_label().clone().filter(|l| !l.is_empty());
+    // A process that is confined by label does not trace one that is not.
+    let labelled = selinux.is_some() || apparmor.as_deref().is_some_and(|profile| profile != "unconfined");
+    let birth = match differing & libc::CLONE_NEWPID != 0 {
+        true if record.may_trace() && !labelled => Birth::Unseen,
+        true => Birth::Inside,
+        false => Birth::Here,
+    };
     let plan = Plan {
         pidfd: pidfd.into(),
         namespaces: differing & !libc::CLONE_NEWPID,
@@ -221,15 +229,15 @@ fn launch(
         io_priority: described.io_priority,
         scheduler: described.scheduler,
         personality: record.personality,
-        apparmor: process.apparmor_profile().clone().filter(|p| !p.is_empty()),
-        selinux: process.selinux_label().clone().filter(|l| !l.is_empty()),
+        apparmor: apparmor.filter(|_| labelled),
+        selinux,
         keyring: record.keyring.then(|| CString::new(format!("_ses.{}", record.id)).unwrap_or_default()),
         stdio,
         preserve_fds: prepared.request.preserve_fds,
     };
     // Not before the exec's row, by which `recover` finds them.
     cgroup.create()?;
-    let running = spawn(plan, own_pids, cgroup, || exec.store.expect_end(exec.container.key, &exec.id))?;
+    let running = spawn(plan, birth, cgroup, || exec.store.expect_end(exec.container.key, &exec.id))?;
     let terminal =
         terminal.map(|socket| sys("receive the terminal", socket::receive_fd(socket.as_fd()))).transpose()?;
     Ok((running, terminal))
@@ -338,9 +346,11 @@ impl Exec<'_> {
         // The command itself may have filled the store.
         self.store.make_room();
         let over = ended.over.map(|over| format!("{over}; its changes are discarded"));
+        let timeout = prepared.settings.timeout.filter(|_| ended.kind == EndKind::Timeout);
+        let late = timeout.map(|time| format!("it ran longer than {time:?}"));
         let mut told = Told {
             prepared,
-            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: over.clone() },
+            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: over.clone().or(late) },
             usage: Usage {
                 wall_ns: Some(ended.wall.as_nanos() as u64),
                 user_ns: ended.usage.user_ns,

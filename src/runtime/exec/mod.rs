@@ -102,19 +102,26 @@ pub struct Running {
     signals: SignalFd,
 }
 
+/// How the command comes into the container's pid namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Birth {
+    /// It is this process's own too.
+    Here,
+    /// The process that prepares itself is in it from its beginning.
+    Inside,
+    /// A first process prepares outside, unseen by who may trace in there; a second one is born inside and becomes the
+    /// command.
+    Unseen,
+}
+
 /// Starts the command. On failure nothing of it is left but the (empty) groups, which are removed.
 ///
 /// `meanwhile` is called once, while the command's process prepares itself.
 ///
-/// From here on this process reads its signals from a descriptor; its further children are in the container's pid
-/// namespace.
-pub fn spawn(
-    plan: Plan,
-    join_pid_namespace: bool,
-    cgroup: ExecCgroup,
-    meanwhile: impl FnOnce(),
-) -> Result<Running, ExecError> {
-    match try_spawn(plan, join_pid_namespace, &cgroup, meanwhile) {
+/// From here on this process reads its signals from a descriptor; with [`Birth::Inside`] its further children are in the
+/// container's pid namespace.
+pub fn spawn(plan: Plan, birth: Birth, cgroup: ExecCgroup, meanwhile: impl FnOnce()) -> Result<Running, ExecError> {
+    match try_spawn(plan, birth, &cgroup, meanwhile) {
         Ok((pid, pidfd, signals, started)) => Ok(Running { pid, pidfd, cgroup, started, signals }),
         Err(err) => {
             // The error that is on its way says more than one about a directory that stays.
@@ -134,15 +141,23 @@ pub fn abandon(running: Running) -> Result<(), ExecError> {
 type Spawned = (i32, PidFd, SignalFd, Instant);
 
 fn try_spawn(
-    plan: Plan,
-    join_pid_namespace: bool,
+    mut plan: Plan,
+    birth: Birth,
     cgroup: &ExecCgroup,
     meanwhile: impl FnOnce(),
 ) -> Result<Spawned, ExecError> {
     let (ours, childs) = sys("make a channel to the command", socket::pair())?;
+    let second = match birth {
+        Birth::Unseen => {
+            plan.namespaces |= libc::CLONE_NEWPID;
+            let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+            Some(sys("make a channel to the command", pipe.map_err(|e| SysError::new("pipe2", "", e)))?)
+        }
+        Birth::Here | Birth::Inside => None,
+    };
     // Before the fork: a command that ends at once must not end unseen.
     let signals = sys("take over the signals", SignalFd::block_all())?;
-    if join_pid_namespace {
+    if birth == Birth::Inside {
         sys("enter the container's pid namespace", ns::join(plan.pidfd.as_fd(), libc::CLONE_NEWPID))?;
     }
     let at = Instant::now();
@@ -152,18 +167,26 @@ fn try_spawn(
         // An old kernel, or a group that takes nobody: the child finds out by asking to be let in.
         Some(Err(_)) | None => (sys("start the command", fork())?, false),
     };
-    let pid = match forked {
+    let first = match forked {
         Fork::Child => {
             drop((ours, birthplace));
-            crate::init::run(plan, &cgroup.doors(born), childs.as_fd());
+            let report = second.map(|(_, write)| write);
+            crate::init::run(plan, &cgroup.doors(born), childs.as_fd(), report);
         }
         Fork::Parent(pid) => pid,
     };
     drop((childs, birthplace));
     // The layered root is the child's now: our copy would keep it mounted after the command has ended.
     drop(plan);
+    meanwhile();
+    let pid = match second {
+        Some((read, write)) => {
+            drop(write);
+            second_pid(&read, first, &ours)?
+        }
+        None => first,
+    };
     let started = sys("open the command", PidFd::of(pid)).and_then(|pidfd| {
-        meanwhile();
         let text = read_all(&ours);
         if text.is_empty() { Ok(pidfd) } else { Err(ExecError::Start(text)) }
     });
@@ -177,6 +200,23 @@ fn try_spawn(
             Err(err)
         }
     }
+}
+
+/// The pid of the process that becomes the command, once the first has made it and ended; or why it did not.
+fn second_pid(report: &OwnedFd, first: i32, channel: &OwnedFd) -> Result<i32, ExecError> {
+    let mut pid = [0u8; 4];
+    let read = loop {
+        match rustix::io::read(report, &mut pid) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other.unwrap_or(0),
+        }
+    };
+    sys("reap the first process of an exec", wait(first, true))?;
+    if read == pid.len() {
+        return Ok(i32::from_ne_bytes(pid));
+    }
+    let text = read_all(channel);
+    Err(ExecError::Start(if text.is_empty() { "its first process was killed".to_owned() } else { text }))
 }
 
 /// What the child says until it becomes the command: nothing, if all went well.

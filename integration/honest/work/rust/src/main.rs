@@ -1,3 +1,5 @@
+//! What a small program of an agent looks like: a procedural macro of its own, and what its build script made.
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
