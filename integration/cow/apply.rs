@@ -303,6 +303,46 @@ fn paths_longer_than_the_kernel_takes() {
     assert_eq!(env.ok(["apply", id]), "0 applied");
 }
 
+/// What the host does to a directory that the container has only changed something in is the host's: no conflict, and not
+/// undone. What inherits an access list there is as in the layer all the same, at once.
+#[test]
+fn directories_above_changes_stay_the_hosts() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let id = bundle.id.as_str();
+    bundle
+        .sh("cd /work; echo x >src/new; mkdir src/dir; mkfifo src/pipe; echo more >>src/one; chmod 700 .git")
+        .expect(0);
+    // user::rwx user:66:rwx group::r-x mask::rwx other::r-x
+    let list = [(1u16, 7u16, u32::MAX), (2, 7, 66), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 5, u32::MAX)];
+    let entry =
+        |(tag, perm, id): (u16, u16, u32)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat();
+    let value = [2u32.to_le_bytes().to_vec(), list.map(entry).concat()].concat();
+    let name = "system.posix_acl_default";
+    rustix::fs::setxattr(host.join("src"), name, &value, rustix::fs::XattrFlags::empty()).expect("setxattr");
+    fs::set_permissions(host.join("src"), fs::Permissions::from_mode(0o775)).expect("chmod");
+    let done = env.json(["apply", id, "--json"]);
+    let want = [
+        "create /work/src/dir",
+        "create /work/src/new",
+        "create /work/src/pipe",
+        "metadata /work/.git",
+        "replace /work/src/one",
+    ];
+    assert_eq!(steps(&done), want.map(String::from).into());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+    assert_eq!(host.join("src").metadata().expect("stat").mode() & 0o777, 0o775);
+    let (mut ours, mut theirs) = (seen(&bundle), below("/work", walk(&host)));
+    assert_eq!(theirs.get(&b"/work/src"[..]).expect("a directory").xattrs.len(), 1);
+    for tree in [&mut ours, &mut theirs] {
+        tree.remove(&b"/work/src"[..]);
+    }
+    let different = compare(&ours, &theirs);
+    assert!(different.is_empty(), "{different:#?}");
+}
+
 /// One directory at two places: a run does not wait for itself, and what both changed is one conflict more, not a mixture.
 #[test]
 fn one_directory_at_two_places() {
