@@ -56,6 +56,9 @@ pub enum OpsError {
         /// Its value.
         value: String,
     },
+    /// An annotation of ours that there is not: what its owner wants of it would not be.
+    #[error("annotation {0:?} is not known: correct its name, or leave it out")]
+    Annotation(String),
     /// The container was made without a store, or the store has lost it.
     #[error("container {0} has no history in the store {1}: was it created with another --store?")]
     NotInStore(String, PathBuf),
@@ -193,6 +196,7 @@ impl Classify for OpsError {
             OpsError::Setting { .. }
             | OpsError::Flag { .. }
             | OpsError::Json { .. }
+            | OpsError::Annotation(_)
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
             OpsError::NotOnCowMount { .. } => Kind::InvalidInput,

@@ -12,6 +12,12 @@ pub const ORPHANS: &str = "dev.agentsbx.orphans";
 /// refused: it would run with less than its owner believes.
 pub const RESERVED: &[(&str, &[&str])] = &[(SETTLE, &["never"]), (SNAPSHOT, &[]), (LAYERS, &[]), (HOOKS, &[])];
 
+/// What the names of all of ours begin with.
+pub const OURS: &str = "dev.agentsbx.";
+/// All of them.
+pub const ALL: &[&str] =
+    &[LAYER, SETTLE, TIMEOUT, ORPHANS, SNAPSHOT, LAYERS, HOOKS, PROFILE, MOUNTS, FILES, GENERATION, DIFF];
+
 /// Name of the snapshot to start from.
 pub const SNAPSHOT: &str = "dev.agentsbx.snapshot";
 /// Names of snapshots to put read-only under the root filesystem.
