@@ -79,7 +79,8 @@ sed -i 's/"terminal": true/"terminal": false/; s/"readonly": true/"readonly": fa
 
 say "A directory of the host, for the container copy-on-write: at /work."
 mkdir "$work/project"
-run sh -c "echo 'print(1)' >$work/project/main.py"
+echo 'print(1)' >"$work/main.py"
+run cp "$work/main.py" "$work/project"
 mount="{\"destination\": \"/work\", \"type\": \"bind\", \"source\": \"$work/project\", \"options\": [\"rbind\"]}"
 note='"annotations": {"dev.agentsbx.mounts": "{\\"/work\\": \\"cow\\"}"},'
 sed -i "s|^\([[:space:]]*\)\"mounts\": \[\$|\1\"mounts\": [$mount,|" config.json

@@ -102,13 +102,44 @@ fn rules_of_files_hold_everywhere() {
         let got = bundle.sh(script);
         assert!(got.code != 0 && got.stderr.contains(words), "{script}: {} {}", got.code, got.stderr);
     }
-    assert_eq!(bundle.sh("ls /secret; cat /etc/token").ok(), "", "nothing is there");
+    assert_eq!(bundle.sh("ls /secret").ok(), "", "nothing is there");
+    for script in ["cat /etc/token", "echo lost > /etc/token", "ls /etc/token/x"] {
+        let got = bundle.sh(script);
+        assert!(got.code != 0, "{script}: {}", got.both());
+    }
     let writes = "set -e; echo new > /file; echo x > /work/x; mkdir /work/d; mv /work/x /work/d/y; rm /work/d/y; \
         echo x > /dev/null; echo x > /dev/shm/x; cat /fixed/f";
     assert_eq!(bundle.sh(writes).ok(), "same");
     let paths: Vec<String> =
         bundle.show()["changes"].as_array().unwrap().iter().map(|c| c["path"].as_str().unwrap().into()).collect();
     assert_eq!(paths, ["/file", "/work/d"]);
+}
+
+/// What the documents say that a limit on writing does not cover, and what becomes of a link at an allowed path.
+#[test]
+fn what_a_limit_on_writing_leaves() {
+    let env = Env::with_config("");
+    let bundle = Bundle::new(&env, ["sleep", "100000"])
+        .annotate("dev.agentsbx.files", r#"{"allowWrite": ["/work", "/work/sub", "/later"]}"#);
+    for dir in ["work/sub", "out"] {
+        fs::create_dir_all(bundle.rootfs.join(dir)).unwrap();
+    }
+    fs::write(bundle.rootfs.join("out/f"), "same\n").unwrap();
+    bundle.start();
+    // Attributes are the layer's, and told; /proc is as ever; what is not there is not allowed.
+    let script =
+        "chmod 700 /out/f && chown 5:6 /out/f && touch -d @5 /out/f && echo name >/proc/self/comm; mkdir /later";
+    let got = bundle.sh(script).expect(1);
+    assert_eq!(got.stderr.lines().count(), 1, "{}", got.stderr);
+    let changes = bundle.show()["changes"].clone();
+    assert_eq!((changes[0]["kind"].as_str(), changes[0]["path"].as_str()), (Some("metadata"), Some("/out/f")));
+    assert_eq!(fs::read_to_string(bundle.rootfs.join("out/f")).unwrap(), "same\n");
+    // A link that an exec puts there gives the next one nothing.
+    bundle.sh("rmdir /work/sub; ln -s /out /work/sub").expect(0);
+    let got = bundle.sh("echo x >/work/sub/x").expect(255);
+    assert!(got.stderr.contains("open /work/sub for a file rule"), "{}", got.stderr);
+    env.ok(["rollback", &bundle.id, "@-1"]);
+    bundle.sh("echo x >/work/sub/x").expect(0);
 }
 
 /// What can't be meant is an error, and makes nothing.
@@ -119,11 +150,15 @@ fn wrong_file_rules_make_no_container() {
         ("/work", "invalid dev.agentsbx.files in config.json"),
         (r#"{"denied": ["/x"]}"#, "unknown field `denied`"),
         (r#"{"allowWrite": ["x"]}"#, "is not an absolute path"),
+        (r#"{"deny": ["/dev"]}"#, "/dev/pts is mounted there"),
     ] {
         let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.files", rules);
         let got = bundle.run().expect(1);
         assert!(got.stderr.contains(words), "{rules}: {}", got.stderr);
     }
+    let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.file", "{}");
+    let got = bundle.run().expect(1);
+    assert!(got.stderr.contains("annotation dev.agentsbx.file is not known"), "{}", got.stderr);
     let bundle = Bundle::new(&env, ["true"]).annotate("dev.agentsbx.files", r#"{"allowWrite": ["/out"]}"#);
     std::os::unix::fs::symlink("/", bundle.rootfs.join("out")).unwrap();
     let got = bundle.run();

@@ -339,15 +339,6 @@ fn a_directory_of_the_hosts_is_no_root_filesystem() {
     }
 }
 
-/// A slip of the pen would leave a container without what its owner believes that it has.
-#[test]
-fn an_annotation_that_there_is_not_is_refused() {
-    let env = Env::with_config("");
-    let err = refused(&env, |config| config["annotations"] = json!({"dev.agentsbx.file": "{\"deny\": [\"/etc\"]}"}));
-    assert!(err.contains("annotation \\\"dev.agentsbx.file\\\" is not known"), "{err}");
-    started(&env, |config| config["annotations"] = json!({"dev.agentsbxer.file": "x", "dev.agentsbx": "x"}));
-}
-
 /// What a pass took for nothing said was something else to who carries it out, or the other way round.
 #[test]
 fn a_value_of_the_wrong_type_is_told_with_its_field() {

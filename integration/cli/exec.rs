@@ -19,6 +19,7 @@ fn exec_has_all_exit_codes() {
     bundle.sh("kill -KILL $$").expect(137);
     bundle.sh("kill -TERM $$").expect(143);
     bundle.sh_with(["--timeout", "1"], "sleep 1000").expect(124);
+    assert_eq!(bundle.show()["end"]["message"], "it ran longer than 1s");
     for (command, words) in [
         ("no-such-command", "executable file not found in $PATH"),
         ("/no/such/file", "no such file or directory"),

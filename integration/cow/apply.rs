@@ -58,6 +58,9 @@ fn the_host_becomes_what_head_shows() {
     assert_untouched(&before, &host);
     assert_eq!(planned["applied"], false);
     assert!(text.contains("create") && text.contains(&format!("{}/d/e/f/y", host.display())), "{text}");
+    assert!(text.contains(" -> /elsewhere  ") && text.contains(" -> /nowhere  "), "where links lead: {text}");
+    let relative = env.run(["apply", id, "work"]).expect(1);
+    assert!(relative.stderr.contains("is not an absolute path"), "{}", relative.stderr);
     let done = env.json(["apply", id, "--json"]);
     assert_eq!(done["steps"], planned["steps"]);
     assert_eq!((done["applied"].as_bool(), done["conflicts"].as_array().map(Vec::len)), (Some(true), Some(0)));
@@ -272,6 +275,72 @@ fn pipes_links_and_names_of_ours() {
     assert_eq!((meta("pipe"), meta("link").1), ((0o640, 5, 6), 5));
     assert!(!host.join("src/.agentsbx-tmp-1-1").exists());
     assert!(env.ok(["apply", id]).ends_with("0 applied"));
+}
+
+/// A path that is longer than the kernel takes in one call is no obstacle to the rest, and is applied and removed as well.
+#[test]
+fn paths_longer_than_the_kernel_takes() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let id = bundle.id.as_str();
+    // Two halves, one moved into the other.
+    let script = "cd /work; n=$(head -c 100 /dev/zero | tr '\\0' b); p=.; for i in $(seq 35); do p=$p/$n; done
+        mkdir -p x/$p y/$p; echo leaf >x/$p/leaf; mv x y/$p/; echo more >>src/one";
+    bundle.sh(script).expect(0);
+    let planned = env.json(["apply", id, "--json"]);
+    assert_eq!(reasons(&planned, "conflicts"), Vec::<String>::new());
+    assert!(compare(&seen(&bundle), &below("/work", walk(&host))).is_empty());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+    fs::rename(host.join("y"), env.dir.join("y")).expect("rename");
+    fs::remove_dir_all(env.dir.join("y")).expect("remove");
+    assert_eq!(env.json(["apply", id, "--json"])["steps"].as_array().map(Vec::len), Some(73));
+    let script = "cd /work/y; n=$(ls); p=.; for i in $(seq 35); do p=$p/$n; done; (cd $p && rm -r x); rm -r /work/y";
+    bundle.sh(script).expect(0);
+    assert_eq!(reasons(&env.json(["apply", id, "--json"]), "conflicts"), Vec::<String>::new());
+    assert!(!host.join("y").exists());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+}
+
+/// What the host does to a directory that the container has only changed something in is the host's: no conflict, and not
+/// undone. What inherits an access list there is as in the layer all the same, at once.
+#[test]
+fn directories_above_changes_stay_the_hosts() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let id = bundle.id.as_str();
+    bundle
+        .sh("cd /work; echo x >src/new; mkdir src/dir; mkfifo src/pipe; echo more >>src/one; chmod 700 .git")
+        .expect(0);
+    // user::rwx user:66:rwx group::r-x mask::rwx other::r-x
+    let list = [(1u16, 7u16, u32::MAX), (2, 7, 66), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 5, u32::MAX)];
+    let entry =
+        |(tag, perm, id): (u16, u16, u32)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat();
+    let value = [2u32.to_le_bytes().to_vec(), list.map(entry).concat()].concat();
+    let name = "system.posix_acl_default";
+    rustix::fs::setxattr(host.join("src"), name, &value, rustix::fs::XattrFlags::empty()).expect("setxattr");
+    fs::set_permissions(host.join("src"), fs::Permissions::from_mode(0o775)).expect("chmod");
+    let done = env.json(["apply", id, "--json"]);
+    let want = [
+        "create /work/src/dir",
+        "create /work/src/new",
+        "create /work/src/pipe",
+        "metadata /work/.git",
+        "replace /work/src/one",
+    ];
+    assert_eq!(steps(&done), want.map(String::from).into());
+    assert_eq!(env.ok(["apply", id]), "0 applied");
+    assert_eq!(host.join("src").metadata().expect("stat").mode() & 0o777, 0o775);
+    let (mut ours, mut theirs) = (seen(&bundle), below("/work", walk(&host)));
+    assert_eq!(theirs.get(&b"/work/src"[..]).expect("a directory").xattrs.len(), 1);
+    for tree in [&mut ours, &mut theirs] {
+        tree.remove(&b"/work/src"[..]);
+    }
+    let different = compare(&ours, &theirs);
+    assert!(different.is_empty(), "{different:#?}");
 }
 
 /// One directory at two places: a run does not wait for itself, and what both changed is one conflict more, not a mixture.

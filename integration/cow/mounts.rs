@@ -277,3 +277,23 @@ fn files_of_other_users() {
     assert_eq!((secret.owner, secret.mode, secret.xattrs.len()), ((12345, 54321), 0, 1));
     assert_untouched(&before, &host);
 }
+
+/// What the host mounts in its directory later is not seen by execs, and is neither told nor compared with.
+#[test]
+fn what_the_host_mounts_there_is_not_told() {
+    let env = Env::new();
+    let host = project(&env);
+    let seen_before = below("/work", walk(&host));
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    let (dir, file) = (host.join("src"), host.join("run"));
+    Cmd::new("mount").args(["-t", "tmpfs", "none"]).arg(&dir).ok();
+    Cmd::new("mount").arg("--bind").args([host.join(".git/HEAD"), file.clone()]).ok();
+    fs::write(dir.join("theirs"), "x").expect("write");
+    bundle.sh("cd /work; rm -r src/deep; echo more >>src/one; echo more >>run; ls src/theirs").expect(1);
+    let (result, now) = (bundle.show(), super::seen(&bundle));
+    let patch = env.ok(["diff", &bundle.id, "--patch"]);
+    Cmd::new("umount").args([&dir, &file]).ok();
+    assert_same(&result, &seen_before, &now);
+    assert!(patch.contains(" one\n+more") && patch.contains(" #!/bin/sh\n+more"), "{patch}");
+}

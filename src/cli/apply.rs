@@ -11,7 +11,8 @@ use crate::ops::apply::{self, Request};
 
 /// Copy committed changes of copy-on-write mounts to the host
 ///
-/// The directories of the host that a container has copy on write (annotation dev.agentsbx.mounts) are never written but by
+/// The directories of the host that a container has copy on write (annotation dev.agentsbx.mounts, or mounts.default of the
+/// configuration) are never written but by
 /// this. They are made equal to HEAD where its generations changed something. What was changed on the host since is a
 /// conflict, and nothing is done. Devices and sockets are left out, so are set-user-ID bits and file capabilities that the
 /// host's file does not have. Done twice, it does nothing the second time. A rollback does not undo it.
@@ -23,7 +24,7 @@ pub struct Args {
     /// A copy-on-write mount, or a path on one (all mounts without it)
     #[arg(value_name = "PATH")]
     path: Option<PathBuf>,
-    /// Print what would be done, do nothing
+    /// Print what would be done, do nothing; ends with 0, conflicts or not
     #[arg(long)]
     dry_run: bool,
     /// Let the container's changes win where the host was changed too
@@ -37,7 +38,7 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let request = Request {
         container: args.container,
-        path: args.path.as_deref().map(apply::path_of),
+        path: args.path.as_deref().map(apply::path_of).transpose()?,
         dry_run: args.dry_run,
         force: args.force,
     };
@@ -96,5 +97,6 @@ fn told(step: &Step) -> String {
     let size = step.size.map(|size| format!(", {size} bytes")).unwrap_or_default();
     let dropped =
         if step.dropped.is_empty() { String::new() } else { format!(", without {}", step.dropped.join(", ")) };
-    format!("{kind} {} {}:{}{size}{dropped}", step.mode, step.uid, step.gid)
+    let target = step.target.as_ref().map(|to| format!(" -> {}", visible(&to.to_string_lossy()))).unwrap_or_default();
+    format!("{kind} {} {}:{}{size}{dropped}{target}", step.mode, step.uid, step.gid)
 }

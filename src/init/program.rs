@@ -21,6 +21,12 @@ pub enum ProgramError {
     /// A path that is a directory, or that this user may not run.
     #[error("exec: {0:?}: permission denied")]
     Denied(String),
+    /// One of a filesystem that programs cannot be run from.
+    #[error(
+        "exec: {0:?}: permission denied: it is on a mount with noexec (profile strict: list the mount's source in \
+         mounts.exec of the configuration, or run it by its interpreter)"
+    )]
+    NoExec(String),
     /// The kernel refused it.
     #[error("exec {0}: {1}")]
     Exec(String, String),
@@ -33,6 +39,7 @@ pub fn find(name: &CStr, env: &[CString]) -> Result<CString, ProgramError> {
     if name.to_bytes().contains(&b'/') {
         return match runnable(name) {
             Ok(true) => Ok(name.to_owned()),
+            Ok(false) if is_file(name) && on_noexec(name) => Err(ProgramError::NoExec(shown)),
             Ok(false) => Err(ProgramError::Denied(shown)),
             Err(errno) => Err(ProgramError::Missing(shown, errno_text(&errno.into()))),
         };
@@ -70,6 +77,17 @@ fn runnable(path: &CStr) -> Result<bool, Errno> {
     // A filter may forbid the question, which is no answer to it.
     let may = rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS);
     Ok(matches!(may, Ok(()) | Err(Errno::NOSYS | Errno::PERM)))
+}
+
+fn is_file(path: &CStr) -> bool {
+    let runs = |stat: rustix::fs::Stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_mode & 0o111 != 0
+    };
+    rustix::fs::stat(path).is_ok_and(runs)
+}
+
+fn on_noexec(path: &CStr) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|fs| fs.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC))
 }
 
 #[cfg(test)]

@@ -78,6 +78,11 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     let found = diff::compare(&fds, lowers.view(), &options)?;
     let past = past(&store, container, head)?;
     applied.plan = plan(&mounts, &fds, &found, &past, wanted)?;
+    // Whoever looks at the plan wants to know where links would lead.
+    let targets: BTreeMap<_, _> = found.changes.iter().filter_map(|c| Some((&c.path, c.target.as_ref()?))).collect();
+    for step in applied.plan.steps.iter_mut().filter(|step| step.action != Action::Delete) {
+        step.target = targets.get(&step.path).map(|target| (*target).clone());
+    }
     if request.dry_run {
         return Ok(applied);
     }
@@ -149,8 +154,12 @@ fn past(store: &Store, container: &Container, head: Generation) -> Result<Vec<Pa
 }
 
 /// A path as it is typed, cleaned.
-pub fn path_of(typed: &std::path::Path) -> PathBytes {
-    PathBytes::new(crate::spec::normalise::clean_absolute(typed).as_os_str().as_bytes())
+pub fn path_of(typed: &std::path::Path) -> Result<PathBytes, OpsError> {
+    if !typed.is_absolute() {
+        let why = format!("{typed:?} is not an absolute path: it is one of the container's, such as /work");
+        return Err(OpsError::Flag { flag: "PATH", reason: why });
+    }
+    Ok(PathBytes::new(crate::spec::normalise::clean_absolute(typed).as_os_str().as_bytes()))
 }
 
 #[cfg(test)]

@@ -62,14 +62,15 @@ fn require_descriptors() -> Result<(), OpsError> {
 
 /// Annotations that ask for what this version does not do, or for what cannot be.
 fn refuse_reserved(notes: &BTreeMap<String, String>) -> Result<(), OpsError> {
-    let is_unknown = |name: &&String| name.starts_with(annotations::OURS) && !annotations::ALL.contains(&name.as_str());
-    if let Some(name) = notes.keys().find(is_unknown) {
-        return Err(OpsError::Annotation(name.clone()));
-    }
     for (name, allowed) in annotations::RESERVED {
         if let Some(value) = notes.get(*name).filter(|value| !value.is_empty() && !allowed.contains(&value.as_str())) {
             return Err(OpsError::Reserved { name, value: value.clone() });
         }
+    }
+    // A word that is spelt wrong asked for something, of which the container would have nothing.
+    let ours = notes.keys().filter(|name| name.starts_with(annotations::PREFIX));
+    if let Some(name) = ours.into_iter().find(|name| !annotations::KNOWN.contains(&name.as_str())) {
+        return Err(OpsError::UnknownAnnotation(name.clone()));
     }
     super::exec::check_annotations(notes)
 }

@@ -56,9 +56,9 @@ pub enum OpsError {
         /// Its value.
         value: String,
     },
-    /// An annotation of ours that there is not: what its owner wants of it would not be.
-    #[error("annotation {0:?} is not known: correct its name, or leave it out")]
-    Annotation(String),
+    /// An annotation of ours that does not exist.
+    #[error("annotation {0} is not known: there are {list}", list = crate::spec::annotations::KNOWN.join(", "))]
+    UnknownAnnotation(String),
     /// The container was made without a store, or the store has lost it.
     #[error("container {0} has no history in the store {1}: was it created with another --store?")]
     NotInStore(String, PathBuf),
@@ -168,7 +168,7 @@ pub enum OpsError {
     PolicyUntold(String),
     /// `apply` of a container without copy-on-write mounts.
     #[error(
-        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them)"
+        "container {0} has no copy-on-write mount: there is nothing to apply (annotation dev.agentsbx.mounts makes them, or mounts.default of the configuration)"
     )]
     NoCowMount(String),
     /// `apply` of a path that is on none.
@@ -196,10 +196,9 @@ impl Classify for OpsError {
             OpsError::Setting { .. }
             | OpsError::Flag { .. }
             | OpsError::Json { .. }
-            | OpsError::Annotation(_)
             | OpsError::Backwards { .. }
             | OpsError::Apart { .. } => Kind::InvalidInput,
-            OpsError::NotOnCowMount { .. } => Kind::InvalidInput,
+            OpsError::NotOnCowMount { .. } | OpsError::UnknownAnnotation(_) => Kind::InvalidInput,
             OpsError::SharedLayer => Kind::Denied,
             OpsError::Reserved { .. } => Kind::Unsupported,
             OpsError::NotInStore(..)

@@ -25,6 +25,9 @@ pub struct Confinement {
     /// What fences its processes off from those of other execs, and limits where they write; none where the kernel can't.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    /// Paths that a file rule denies, for whoever mounts.
+    #[serde(skip)]
+    pub denied: Vec<PathBuf>,
     /// `MOUNT_ATTR_*` flags (mount_setattr(2)) of the root, the container's and each exec's.
     pub root_flags: u64,
     /// Its execs cannot ask for no layer by a variable.
@@ -41,6 +44,7 @@ impl Default for Confinement {
             copy_on_write: Vec::new(),
             layer_bytes: None,
             fence: None,
+            denied: Vec::new(),
             root_flags: 0,
             layered: false,
             bounds: Bounds::default(),

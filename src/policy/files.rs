@@ -3,13 +3,14 @@
 //! Paths that are denied or read-only are mounts, in the container and so in every exec; that writing is limited to some
 //! paths is Landlock's work, and so is the fence (see [`crate::sys::landlock`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Refusal, Work};
 use crate::spec::annotations;
+use crate::spec::normalise::clean_absolute;
 use crate::sys::landlock::{AUDIT, FENCE, WRITES};
 
 /// What the first process and every exec put themselves behind.
@@ -33,9 +34,11 @@ pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
         ("readonlyPaths", &rules.read_only, "a file rule makes it read-only: it is mounted so, if it is there"),
     ] {
         for path in paths {
+            check(work.spec, path, list == "maskedPaths")?;
             add_path(work, list, path, why);
         }
     }
+    work.confinement.denied = rules.deny.clone();
     if version < FENCE {
         if rules.allow_write.is_some() {
             return Err(cannot_limit(version, WRITES));
@@ -68,6 +71,27 @@ pub(super) fn pass(work: &mut Work<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Refuses rules for paths at which mounts would take the root, or each other, away.
+fn check(spec: &Value, path: &Path, deny: bool) -> Result<(), Refusal> {
+    let refuse = |why: String, remedy: &str| {
+        let what = format!("file rule {} for {}", if deny { "deny" } else { "read-only" }, path.display());
+        Err(Refusal { what, why, remedy: format!("{remedy} ({} or [files] of the configuration)", annotations::FILES) })
+    };
+    if path == Path::new("/") {
+        let remedy = "name what is below it; have the engine make the root read-only";
+        return refuse("it would cover the root, with its layers".to_owned(), remedy);
+    }
+    let destinations = spec["mounts"].as_array().into_iter().flatten().filter_map(|m| m["destination"].as_str());
+    let below = destinations.map(|at| clean_absolute(Path::new(at))).find(|at| at != path && at.starts_with(path));
+    match below.filter(|_| deny) {
+        Some(at) => {
+            let why = format!("{} is mounted there, which would be taken away too", at.display());
+            refuse(why, "deny what is beside it, path by path")
+        }
+        None => Ok(()),
+    }
+}
+
 fn cannot_limit(version: u32, needed: u32) -> Refusal {
     Refusal {
         what: format!("allowWrite of {} or of the configuration's [files]", annotations::FILES),
@@ -76,7 +100,7 @@ fn cannot_limit(version: u32, needed: u32) -> Refusal {
     }
 }
 
-fn add_path(work: &mut Work<'_>, list: &str, path: &std::path::Path, why: &'static str) {
+fn add_path(work: &mut Work<'_>, list: &str, path: &Path, why: &'static str) {
     let value = json!(path);
     let all = &mut work.spec["linux"][list];
     if !all.is_array() {
@@ -141,6 +165,23 @@ mod tests {
         let want = Fence { allow_write: Some(vec!["/work".into()]), audit: true };
         assert_eq!(got.confinement.fence, Some(want));
         assert_eq!(fence(rules, Some(6)).map(|f| f.audit), Some(false));
+    }
+
+    #[test]
+    fn rules_that_would_take_mounts_away_are_refused() {
+        let told = |rules: &str| {
+            let mut spec = crate::policy::tests::minimal();
+            spec["mounts"] = json!([{"destination": "/etc/hosts", "type": "tmpfs"}]);
+            let policy = Policy { files: parse(rules).unwrap(), ..Policy::default() };
+            let host = Host { landlock: Some(7), ..Host::default() };
+            harden(&Config::from_value(spec), &policy, &host).err().map(|err| err.to_string())
+        };
+        assert!(told(r#"{"deny": ["/"]}"#).unwrap().contains("it would cover the root"));
+        assert!(told(r#"{"readOnly": ["/"]}"#).unwrap().contains("have the engine make the root read-only"));
+        assert!(told(r#"{"deny": ["/etc"]}"#).unwrap().contains("/etc/hosts is mounted there"));
+        for fine in [r#"{"deny": ["/etc/hosts", "/etc/host"]}"#, r#"{"readOnly": ["/etc"]}"#] {
+            assert_eq!(told(fine), None, "{fine}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::host::{Source, SourceKind};
 use super::{Decision, Refusal, Work, sources, strict};
@@ -114,8 +114,10 @@ impl This<'_> {
     fn bind(&self, work: &mut Work<'_>) -> Result<Vec<String>, Refusal> {
         self.check_place()?;
         let source = work.host.sources.get(&self.n);
+        let read_only = self.is_read_only(work, source)?;
         if let Some(source) = source {
-            sources::judge(source, self.at, &work.policy.rules, work.host)?;
+            let written = !read_only && !work.confinement.copy_on_write.iter().any(|at| at == self.at);
+            sources::judge(source, self.at, written, &work.policy.rules, work.host)?;
         }
         let mut flags = vec!["nosuid"];
         if !source.is_some_and(|source| matches!(source.kind, SourceKind::Device(_))) {
@@ -124,7 +126,7 @@ impl This<'_> {
         if !self.may_exec(work, source)? {
             flags.push("noexec");
         }
-        if self.is_read_only(work, source)? {
+        if read_only {
             flags.push("ro");
         }
         let recursive: Vec<String> = flags.iter().map(|flag| format!("r{flag}")).collect();
@@ -217,7 +219,11 @@ impl This<'_> {
             }
             let at = self.at.to_owned();
             if !work.confinement.copy_on_write.contains(&at) {
+                let field = format!("mounts[{}]", at.display());
                 work.confinement.copy_on_write.push(at);
+                let why =
+                    "its annotation or mounts.default: writes go to layers, the host's directory is never written";
+                work.decide(field, Value::Null, json!("copy-on-write"), why);
             }
         }
         Ok(access == Access::ReadOnly)
@@ -270,7 +276,6 @@ mod tests {
     use crate::policy::tests::minimal;
     use crate::policy::{Hardened, Host, Policy, harden};
     use crate::spec::{Config, mount_rules};
-    use serde_json::Value;
 
     fn directory(path: &str) -> Source {
         Source {

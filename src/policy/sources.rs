@@ -9,8 +9,8 @@ use super::strict::{self, Reach};
 use super::{Refusal, Work, devices};
 use crate::config::Rules;
 
-/// Judges the source of the mount at `at`.
-pub(super) fn judge(source: &Source, at: &Path, rules: &Rules, host: &Host) -> Result<(), Refusal> {
+/// Judges the source of the mount at `at`; `written`: the container can write to it.
+pub(super) fn judge(source: &Source, at: &Path, written: bool, rules: &Rules, host: &Host) -> Result<(), Refusal> {
     let refuse = |why: String, remedy: String| {
         let what = format!("mounts[{}]: the host's {}", at.display(), source.path.display());
         Err(Refusal { what, why, remedy })
@@ -21,7 +21,7 @@ pub(super) fn judge(source: &Source, at: &Path, rules: &Rules, host: &Host) -> R
         return refuse(format!("the configuration's mounts.refuse has {}", refused.display()), remedy);
     }
     if !is_listed(path, rules)
-        && let Some((why, remedy)) = fault(source, rules, host)
+        && let Some((why, remedy)) = fault(source, written, rules, host)
     {
         return refuse(why, remedy);
     }
@@ -85,7 +85,7 @@ fn carries(source: &Source, rules: &Rules) -> Option<String> {
 }
 
 /// Why a source that the configuration does not list is refused, and what to do.
-fn fault(source: &Source, rules: &Rules, host: &Host) -> Option<(String, String)> {
+fn fault(source: &Source, written: bool, rules: &Rules, host: &Host) -> Option<(String, String)> {
     let path = source.path.as_path();
     let listed = || "mount something else, or list it in mounts.allow of the configuration".to_owned();
     if let Some(link) = source.links.iter().find(|link| leads_out(link)) {
@@ -106,25 +106,55 @@ fn fault(source: &Source, rules: &Rules, host: &Host) -> Option<(String, String)
         }
         SourceKind::Directory | SourceKind::File => {}
     }
-    if let Some((of, why)) = protected(path) {
-        let why = if Path::new(of) == path { (*why).to_owned() } else { format!("it is or holds {of}: {why}") };
+    if let Some(why) = protected(path, source.kind, written) {
         return Some((why, listed()));
+    }
+    if host.root.as_ref().is_some_and(|root| root.path.starts_with(path)) {
+        return Some((
+            "it holds the container's own root filesystem: it is an engine's directory".to_owned(),
+            listed(),
+        ));
     }
     kernels(source.filesystem).map(|name| (format!("it is on a filesystem of the kernel's own, {name}"), listed()))
 }
 
-/// The entry of the table by which a path cannot be mounted, and why.
-fn protected(path: &Path) -> Option<(&'static str, &'static str)> {
-    let hit = |(of, reach, _): &&(&str, Reach, &str)| {
-        Path::new(of).starts_with(path) || (*reach == Reach::Below && path.starts_with(of))
-    };
-    strict::SOURCES.iter().find(hit).map(|(of, _, why)| (*of, *why))
+/// Why a path of the host cannot be mounted; `written`: so that the container can write to it.
+fn protected(path: &Path, kind: SourceKind, written: bool) -> Option<String> {
+    if let Some((of, _, why)) = strict::SOURCES.iter().find(|(of, ..)| Path::new(of).starts_with(path)) {
+        return Some(if Path::new(of) == path { (*why).to_owned() } else { format!("it holds {of}: {why}") });
+    }
+    // The entry that is nearest to it tells of what is below.
+    let above = strict::SOURCES.iter().filter(|(of, ..)| path.starts_with(of));
+    if let Some((of, reach, why)) = above.max_by_key(|(of, ..)| of.len()) {
+        let refused = match reach {
+            Reach::Itself => None,
+            Reach::Read => written.then_some("can be mounted read-only or copy-on-write"),
+            Reach::Directories => (kind == SourceKind::Directory).then_some("only single files can be mounted"),
+            Reach::Below => Some("nothing can be mounted"),
+        };
+        if let Some(what) = refused {
+            return Some(format!("it is below {of}, of which {what}: {why}"));
+        }
+    }
+    (written && is_hidden_in_home(path)).then(|| {
+        "hidden files in home directories say what their owners' programs do; read-only it can be mounted".to_owned()
+    })
+}
+
+/// Whether it is a hidden file or directory of a user, or below one.
+fn is_hidden_in_home(path: &Path) -> bool {
+    let below = path.strip_prefix("/root").or_else(|_| {
+        path.strip_prefix("/home").map(|rest| rest.strip_prefix(rest.iter().next().unwrap_or_default()).unwrap_or(rest))
+    });
+    below.is_ok_and(|rest| rest.iter().next().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")))
 }
 
 /// Whether a link leads out of a directory that containers may write to. They cannot write to those that cannot be
 /// mounted: links of the host's own, such as /var/run, are fine.
 fn leads_out(link: &super::Link) -> bool {
-    link.at.parent().is_some_and(|dir| !link.to.starts_with(dir) && protected(dir).is_none())
+    link.at
+        .parent()
+        .is_some_and(|dir| !link.to.starts_with(dir) && protected(dir, SourceKind::Directory, true).is_none())
 }
 
 #[cfg(test)]
@@ -139,8 +169,17 @@ mod tests {
     }
 
     fn told(source: &Source, rules: &Rules) -> Option<String> {
-        let host = Host { own: vec!["/srv/store".into()], ..Host::default() };
-        judge(source, Path::new("/x"), rules, &host).err().map(|err| err.to_string())
+        told_of(source, true, rules)
+    }
+
+    fn told_of(source: &Source, written: bool, rules: &Rules) -> Option<String> {
+        let root = Some(file("/data/engine/overlay/1/merged"));
+        let host = Host { own: vec!["/srv/store".into()], root, ..Host::default() };
+        judge(source, Path::new("/x"), written, rules, &host).err().map(|err| err.to_string())
+    }
+
+    fn directory(path: &str) -> Source {
+        Source { kind: SourceKind::Directory, ..file(path) }
     }
 
     #[test]
@@ -172,11 +211,10 @@ mod tests {
         for path in [
             "/home/u/project",
             "/srv/data",
-            "/etc/hosts",
-            "/etc/ssl/certs",
             "/root/project",
             "/tmp",
-            "/usr/local/go",
+            "/run/app/token",
+            "/data/engine-of-others",
             "/var/lib/docker/containers/0a/hosts",
             "/var/lib/docker/volumes/v/_data",
             "/run/containerd/x/shm",
@@ -186,6 +224,32 @@ mod tests {
             "/etcetera",
         ] {
             assert_eq!(told(&file(path), &Rules::default()), None, "{path}");
+        }
+        // Whoever can write to these is root of the host, or another user, before long.
+        for path in [
+            "/etc/hosts",
+            "/etc/cron.d",
+            "/etc/ssl/certs",
+            "/usr/local/go",
+            "/usr/bin",
+            "/bin/sh",
+            "/var/lib/dpkg/info",
+            "/root/.cargo",
+            "/root/.bashrc",
+            "/home/u/.config/autostart",
+        ] {
+            let err = told(&directory(path), &Rules::default()).unwrap_or_else(|| panic!("{path} passes"));
+            assert!(err.contains("read-only"), "{err}");
+            assert_eq!(told_of(&directory(path), false, &Rules::default()), None, "{path}, read-only");
+        }
+        assert!(told_of(&file("/root/.ssh/id_rsa"), false, &Rules::default()).is_some());
+        for path in ["/run/podman", "/run/user/1000", "/run/dbus"] {
+            let err = told_of(&directory(path), false, &Rules::default()).unwrap_or_else(|| panic!("{path} passes"));
+            assert!(err.contains("sockets of the host's services"), "{err}");
+        }
+        for path in ["/data/engine", "/data"] {
+            let err = told(&directory(path), &Rules::default()).unwrap();
+            assert!(err.contains("the container's own root filesystem"), "{err}");
         }
     }
 

@@ -75,15 +75,20 @@ pub(super) struct Filesystem {
 pub(super) enum Reach {
     /// The directory itself; what lies below it can.
     Itself,
+    /// The directory itself; what lies below it can be read only.
+    Read,
+    /// It, and directories below it; files below it can.
+    Directories,
     /// It, and all below it.
     Below,
 }
 
 /// Paths of the host that cannot be mounted.
 pub(super) const SOURCES: &[(&str, Reach, &str)] = &[
+    ("/bin", Reach::Read, "the host's programs"),
     ("/boot", Reach::Below, "kernels and the boot loader"),
     ("/dev", Reach::Below, "the host's devices"),
-    ("/etc", Reach::Itself, "the host's configuration, its secrets among it"),
+    ("/etc", Reach::Read, "the host's configuration, its secrets among it"),
     ("/etc/agentsbx", Reach::Below, "the configuration of this runtime"),
     ("/etc/containerd", Reach::Below, "an engine's configuration"),
     ("/etc/docker", Reach::Below, "an engine's configuration"),
@@ -94,24 +99,32 @@ pub(super) const SOURCES: &[(&str, Reach, &str)] = &[
     ("/etc/sudoers", Reach::Below, "who is root on the host"),
     ("/etc/sudoers.d", Reach::Below, "who is root on the host"),
     ("/home", Reach::Itself, "all users' files"),
+    ("/lib", Reach::Read, "the host's programs"),
+    ("/lib32", Reach::Read, "the host's programs"),
+    ("/lib64", Reach::Read, "the host's programs"),
+    ("/opt", Reach::Itself, "programs that were added to the host"),
     ("/proc", Reach::Below, "the host's processes and kernel parameters"),
     ("/root", Reach::Itself, "root's files, keys among them"),
     ("/root/.ssh", Reach::Below, "root's keys"),
-    ("/run", Reach::Itself, "sockets of the host's services"),
+    ("/run", Reach::Directories, "sockets of the host's services"),
     ("/run/containerd", Reach::Itself, "an engine's state and socket"),
+    ("/run/containers", Reach::Itself, "an engine's state"),
     ("/run/docker", Reach::Itself, "an engine's state and sockets"),
-    ("/run/systemd", Reach::Itself, "sockets of the host's service manager"),
+    ("/sbin", Reach::Read, "the host's programs"),
     ("/sys", Reach::Below, "the host's devices and kernel"),
-    ("/usr", Reach::Itself, "the host's programs"),
+    ("/usr", Reach::Read, "the host's programs"),
+    ("/var/lib/apt", Reach::Read, "what the host has installed"),
     ("/var/lib/containerd", Reach::Itself, "an engine's images and containers"),
     ("/var/lib/containers", Reach::Itself, "an engine's images and containers"),
     ("/var/lib/docker", Reach::Itself, "an engine's images and containers"),
     ("/var/lib/docker/containers", Reach::Itself, "an engine's containers"),
     ("/var/lib/docker/overlay2", Reach::Itself, "other containers' files"),
     ("/var/lib/docker/volumes", Reach::Itself, "other containers' volumes"),
+    ("/var/lib/dpkg", Reach::Read, "what the host has installed"),
     ("/var/lib/kubelet", Reach::Itself, "the kubelet's keys, and other pods' volumes"),
     ("/var/lib/kubelet/pki", Reach::Below, "the kubelet's keys"),
     ("/var/lib/kubelet/pods", Reach::Itself, "other pods' volumes"),
+    ("/var/spool/cron", Reach::Read, "what the host runs, and when"),
 ];
 
 /// Kinds of filesystems, by their magic numbers (statfs(2)), of which nothing can be mounted.

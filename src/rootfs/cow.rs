@@ -24,6 +24,8 @@ pub struct Cow {
     pub flags: u64,
     first: (PathBuf, OwnedFd),
     source: (PathBuf, OwnedFd),
+    /// The source without what the host mounts in it: an overlay shows none of that.
+    plain: OwnedFd,
 }
 
 impl Cow {
@@ -32,7 +34,8 @@ impl Cow {
     pub fn open(at: &Path, flags: u64, first: &Path, source: &Path, identity: (u64, u64)) -> Result<Cow, RootfsError> {
         let opened = open_source(at, source, identity)?;
         let first = (first.to_owned(), open_dir(first)?);
-        Ok(Cow { at: at.to_owned(), flags, first, source: (source.to_owned(), opened) })
+        let plain = without_mounts(opened.as_fd())?;
+        Ok(Cow { at: at.to_owned(), flags, first, source: (source.to_owned(), opened), plain })
     }
 
     /// The host's directory.
@@ -45,9 +48,10 @@ impl Cow {
         &self.source.0
     }
 
-    /// What lies under the layers, the one that shows first in front, the plain tree last.
+    /// What lies under the layers, the one that shows first in front, the plain tree last: as an exec sees it, without what
+    /// the host mounts in it.
     pub fn base(&self) -> [BorrowedFd<'_>; 2] {
-        [self.first.1.as_fd(), self.source.1.as_fd()]
+        [self.first.1.as_fd(), self.plain.as_fd()]
     }
 
     /// The directories that an exec sees here below its own layer. `layers` are the root's.
@@ -97,6 +101,13 @@ fn reopen(dir: BorrowedFd<'_>) -> Result<OwnedFd, RootfsError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(dir, ".", flags, Mode::empty());
     doing(|| "open a layer".to_owned(), opened.map_err(|e| SysError::new("openat", ".", e)))
+}
+
+/// The directory by a mount of its own, in which nothing else is mounted. Where what is mounted in it is locked (the runtime
+/// is in a user namespace), the directory as it is.
+fn without_mounts(dir: BorrowedFd<'_>) -> Result<OwnedFd, RootfsError> {
+    let alone = mount::clone_tree(dir, false, &"a directory of the host");
+    reopen(alone.as_ref().map_or(dir, AsFd::as_fd))
 }
 
 /// The directory `path` beneath `dir`, no symbolic link followed; `None` where there is none.

@@ -27,6 +27,8 @@ enum Fixup {
     Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
     /// What is mounted there must be what was judged.
     Same { at: PathBuf, identity: (u64, u64) },
+    /// A file that is masked by a device: it can't be opened either, so that nothing is lost in it.
+    Deny { at: PathBuf },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
 }
@@ -129,6 +131,7 @@ impl Fixups {
         let attr = MountAttr { set: confinement.root_flags, propagation: 0 };
         self.0.splice(0..0, first);
         self.0.push(Fixup::Attr { at: "/".into(), attr, recursive: false, why: "flags" });
+        self.0.extend(confinement.denied.iter().map(|at| Fixup::Deny { at: at.clone() }));
         for at in carried.iter().filter(|at| !places.iter().any(|place| at.starts_with(place))) {
             let attr = MountAttr { set: mountattr::NOSUID | mountattr::NODEV, propagation: 0 };
             self.0.push(Fixup::Attr { at: at.clone(), attr, recursive: false, why: "flags" });
@@ -161,6 +164,7 @@ impl Fixup {
                 .and_then(|mount| Ok(rustix::fs::fstat(mount)?))
                 .map_err(|err| format!("look at mount {}: {err}", at.display()))
                 .and_then(|stat| same(at, *identity, &stat)),
+            Fixup::Deny { at } => deny(root, at).map_err(|err| format!("deny {}: {err}", at.display())),
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
@@ -179,6 +183,19 @@ fn same(at: &Path, identity: (u64, u64), stat: &rustix::fs::Stat) -> Result<(), 
 fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(root, at, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+/// Where nothing is there is nothing to deny.
+fn deny(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
+    let masked = match open(root, at, OFlags::PATH) {
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let stat = rustix::fs::fstat(&masked)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device() {
+        mountattr::set(&masked, MountAttr { set: mountattr::NODEV, propagation: 0 }, false)?;
+    }
+    Ok(())
 }
 
 /// The source of a bind mount as a detached tree, with the mount's flags and propagation.
@@ -325,6 +342,7 @@ mod tests {
                 Fixup::Attr { at, attr, recursive, .. } => format!("{} {attr:?} {recursive}", at.display()),
                 Fixup::Put { at, again, .. } => format!("{} {again:?}", at.display()),
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
+                Fixup::Deny { at } => format!("{} deny", at.display()),
                 Fixup::Same { at, .. } => format!("{} same", at.display()),
             })
             .collect()

@@ -12,10 +12,10 @@ pub const ORPHANS: &str = "dev.agentsbx.orphans";
 /// refused: it would run with less than its owner believes.
 pub const RESERVED: &[(&str, &[&str])] = &[(SETTLE, &["never"]), (SNAPSHOT, &[]), (LAYERS, &[]), (HOOKS, &[])];
 
-/// What the names of all of ours begin with.
-pub const OURS: &str = "dev.agentsbx.";
-/// All of them.
-pub const ALL: &[&str] =
+/// What the names of all begin with.
+pub const PREFIX: &str = "dev.agentsbx.";
+/// All that may be asked for, and what we write: a bundle can be used again.
+pub const KNOWN: &[&str] =
     &[LAYER, SETTLE, TIMEOUT, ORPHANS, SNAPSHOT, LAYERS, HOOKS, PROFILE, MOUNTS, FILES, GENERATION, DIFF];
 
 /// Name of the snapshot to start from.

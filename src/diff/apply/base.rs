@@ -1,17 +1,21 @@
 //! What the host's directory had, where a layer changed something, when the layer was sealed.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Dir, Stat, statat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
-use super::host::{Mount, beneath, mount_of};
+use super::host::{HostNode, Mount, beneath, mount_of};
+use super::plan::{CAPABILITY, copied};
 use crate::diff::change::{Diff, FileMode, FileType, Kind};
 use crate::diff::error::DiffError;
 use crate::diff::locate::{file_type, mtime, size};
 use crate::diff::path::PathBytes;
+use crate::diff::xattr::{Namespace, Reader, Xattrs};
 
 /// The deepest nesting of a deleted directory that is recorded.
 const MAX_DEPTH: usize = 1024;
@@ -28,13 +32,16 @@ struct Fingerprint {
     mode: FileMode,
     uid: u32,
     gid: u32,
+    /// A digest of the extended attributes that are copied, ACLs and a capability among them; none where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    xattrs: Option<String>,
     /// It was changed while the exec ran, which may have seen it before or after.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unsure: bool,
 }
 
 impl Fingerprint {
-    fn of(stat: &Stat, since: (i64, u32)) -> Fingerprint {
+    fn of(dir: BorrowedFd<'_>, name: &CStr, stat: &Stat, since: (i64, u32)) -> Fingerprint {
         let (is_dir, changed) =
             (file_type(stat) == FileType::Directory, (stat.st_ctime, u32::try_from(stat.st_ctime_nsec).unwrap_or(0)));
         Fingerprint {
@@ -46,8 +53,32 @@ impl Fingerprint {
             mode: FileMode(stat.st_mode & 0o7777),
             uid: stat.st_uid,
             gid: stat.st_gid,
+            xattrs: xattrs_of(dir, name, stat),
             unsure: !is_dir && changed > since,
         }
+    }
+}
+
+fn xattrs_of(dir: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Option<String> {
+    if file_type(stat) == FileType::Symlink {
+        return None;
+    }
+    let all = Reader::new(Namespace::Trusted).read(dir, name).unwrap_or_default();
+    let told: Xattrs = all.into_iter().filter(|(name, _)| copied(name) || name == CAPABILITY).collect();
+    if told.is_empty() {
+        return None;
+    }
+    let mut hash = Sha256::new();
+    for bytes in told.iter().flat_map(|(name, value)| [name, value]) {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    }
+    Some(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl HostNode {
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self.dir.as_fd(), &self.name, &self.stat, (i64::MAX, 0))
     }
 }
 
@@ -93,7 +124,7 @@ impl Base {
         let Some(mount) = mount_of(mounts, path) else { return Ok(()) };
         match mount.find(path) {
             Ok(Some(found)) => {
-                self.0.insert(path.clone(), Fingerprint::of(&found.stat, since));
+                self.0.insert(path.clone(), Fingerprint::of(found.dir.as_fd(), &found.name, &found.stat, since));
                 Ok(())
             }
             // Nothing is done where something else is mounted.
@@ -121,7 +152,7 @@ impl Base {
                 }
                 let Ok(stat) = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
                 let path = [&path, &b"/"[..], name.to_bytes()].concat();
-                self.0.insert(PathBytes::new(path.as_slice()), Fingerprint::of(&stat, since));
+                self.0.insert(PathBytes::new(path.as_slice()), Fingerprint::of(dir.as_fd(), name, &stat, since));
                 // What is deeper counts as made later, so that nothing is lost.
                 if file_type(&stat) == FileType::Directory
                     && depth < MAX_DEPTH
@@ -135,19 +166,19 @@ impl Base {
     }
 
     /// How what is at `path` now compares.
-    pub(super) fn since(&self, path: &PathBytes, now: &Stat) -> Since {
+    pub(super) fn since(&self, path: &PathBytes, now: &HostNode) -> Since {
         match self.0.get(path) {
             None => Since::Made,
-            Some(was) if !was.unsure && *was == Fingerprint::of(now, (i64::MAX, 0)) => Since::Same,
+            Some(was) if !was.unsure && *was == now.fingerprint() => Since::Same,
             Some(_) => Since::Changed,
         }
     }
 
     /// Whether the attributes of what is at `path` now are part the old ones, part those that it is to get: an `apply` that
     /// was killed leaves them so.
-    pub(super) fn is_between(&self, path: &PathBytes, now: &Stat, mode: FileMode, (uid, gid): (u32, u32)) -> bool {
+    pub(super) fn is_between(&self, path: &PathBytes, now: &HostNode, mode: FileMode, (uid, gid): (u32, u32)) -> bool {
         let Some(was) = self.0.get(path).filter(|was| !was.unsure) else { return false };
-        let is = Fingerprint::of(now, (i64::MAX, 0));
+        let is = now.fingerprint();
         let owner = (is.uid, is.gid);
         (owner == (was.uid, was.gid) || owner == (uid, gid))
             // A change of owner takes bits away.
@@ -208,16 +239,19 @@ mod tests {
         assert!(Base::decode(b"[[").is_none());
         let paths: Vec<String> = base.0.keys().map(PathBytes::to_string).collect();
         assert_eq!(paths, ["/w/gone", "/w/gone/a", "/w/gone/in", "/w/gone/in/b", "/w/mod"]);
-        let since = |path: &str| base.since(&path.into(), &mounts[0].find(&path.into()).unwrap().unwrap().stat);
+        let since = |path: &str| base.since(&path.into(), &mounts[0].find(&path.into()).unwrap().unwrap());
         write("gone/c", "1");
         assert_eq!(["/w/mod", "/w/gone", "/w/gone/c"].map(since), [Since::Same, Since::Same, Since::Made]);
+        // An extended attribute, such as an ACL, is a change too; without it the file is as it was.
+        let name = dir.path().join("mod");
+        rustix::fs::setxattr(&name, "user.note", b"1", rustix::fs::XattrFlags::empty()).unwrap();
+        assert_eq!(since("/w/mod"), Since::Changed);
+        rustix::fs::removexattr(&name, "user.note").unwrap();
+        assert_eq!(since("/w/mod"), Since::Same);
         write("mod", "2");
         assert_eq!(since("/w/mod"), Since::Changed);
         // Changed while the exec ran.
         let base = Base::record(&diff, &mounts, (0, 0)).unwrap();
-        assert_eq!(
-            base.since(&"/w/mod".into(), &mounts[0].find(&"/w/mod".into()).unwrap().unwrap().stat),
-            Since::Changed
-        );
+        assert_eq!(base.since(&"/w/mod".into(), &mounts[0].find(&"/w/mod".into()).unwrap().unwrap()), Since::Changed);
     }
 }

@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::host::{Mount, beneath, mount_of};
-use super::plan::{Action, Node, Past, Plan, Step, Wanted, in_layers, key};
+use super::plan::{Action, Node, Past, Plan, Seen, Step, Wanted, copied, in_layers, key};
 use crate::diff::change::FileType;
 use crate::diff::content::open_file;
 use crate::diff::descent::{DIR_FLAGS, Side};
@@ -55,12 +55,25 @@ pub fn carry_out(plan: &Plan, mounts: &[Mount<'_>], uppers: &[BorrowedFd<'_>]) -
 /// The directory that holds the step's path, still as it was planned.
 fn place(mount: &Mount<'_>, step: &Step) -> Result<(OwnedFd, std::ffi::CString), DiffError> {
     let (dir, name) = mount.parent(&step.path)?;
-    let now = match statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+    as_seen(&dir, &name, step.seen).map_err(|errno| refused(mount, &step.path, "newfstatat", errno))?;
+    Ok((dir, name))
+}
+
+/// `ESTALE` where what is there now is not what was `seen`.
+fn as_seen(dir: &OwnedFd, name: &CStr, seen: Seen) -> Result<(), Errno> {
+    let now = match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Some(key(&stat)),
         Err(Errno::NOENT) => None,
-        Err(source) => return Err(mount.failed("newfstatat", &step.path, source)),
+        Err(errno) => return Err(errno),
     };
-    if now == step.seen { Ok((dir, name)) } else { Err(DiffError::HostChanged { path: mount.host_path(&step.path) }) }
+    if now == seen { Ok(()) } else { Err(Errno::STALE) }
+}
+
+fn refused(mount: &Mount<'_>, path: &PathBytes, call: &'static str, errno: Errno) -> DiffError {
+    match errno {
+        Errno::STALE => DiffError::HostChanged { path: mount.host_path(path) },
+        errno => mount.failed(call, path, errno),
+    }
 }
 
 fn delete(mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
@@ -85,7 +98,7 @@ struct Worker {
 impl Worker {
     fn make(&mut self, mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
         let (dir, name) = place(mount, step)?;
-        let fail = |(call, source)| mount.failed(call, &step.path, source);
+        let fail = |(call, source)| refused(mount, &step.path, call, source);
         let was = statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let was_dir = was.as_ref().is_some_and(|stat| file_type(stat) == FileType::Directory);
         let xattrs = &mut self.xattrs;
@@ -98,9 +111,9 @@ impl Worker {
                 return attributes_of(&dir, &name, &layer, &wanted, xattrs).map_err(fail);
             }
             let made = if directory {
-                put_directory(&dir, &name, was.as_ref(), &layer, &wanted, xattrs)
+                put_directory(&dir, &name, (was.as_ref(), step.seen), &layer, &wanted, xattrs)
             } else {
-                put(&dir, &name, was_dir, &layer, &wanted)
+                put(&dir, &name, (was_dir, step.seen), &layer, &wanted)
             };
             made.map_err(|err| mount_error(mount, &step.path, &err))
         })
@@ -108,7 +121,7 @@ impl Worker {
 }
 
 fn mount_error(mount: &Mount<'_>, path: &PathBytes, err: &io::Error) -> DiffError {
-    mount.failed("write", path, Errno::from_io_error(err).unwrap_or(Errno::IO))
+    refused(mount, path, "write", Errno::from_io_error(err).unwrap_or(Errno::IO))
 }
 
 /// Removes what an earlier run that was killed left beside the paths that generations touched and `wanted` takes, also where
@@ -150,10 +163,12 @@ fn sweep(dir: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames what was made beside its place to it. Of a directory and something else the one takes the other's place at once;
+/// Renames what was made beside its place to it, if that is still as it was `seen`: writing a large file takes its time. Of a
+/// directory and something else the one takes the other's place at once;
 /// it is undone where the directory has got something in it meanwhile.
-fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, was_dir: bool, is_dir: bool) -> io::Result<()> {
+fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, (was_dir, seen): (bool, Seen), is_dir: bool) -> io::Result<()> {
     fault::step("apply: rename")?;
+    as_seen(dir, name, seen)?;
     if was_dir == is_dir {
         return Ok(renameat(dir, temporary, dir, name)?);
     }
@@ -179,7 +194,7 @@ fn swap(dir: &OwnedFd, temporary: &str, name: &CStr, was_dir: bool, is_dir: bool
 fn put_directory(
     dir: &OwnedFd,
     name: &CStr,
-    was: Option<&rustix::fs::Stat>,
+    (was, seen): (Option<&rustix::fs::Stat>, Seen),
     layer: &Node<'_>,
     wanted: &Wanted,
     xattrs: &mut Reader,
@@ -193,7 +208,7 @@ fn put_directory(
     let made = CString::new(temporary.as_str())?;
     attributes_of(dir, &made, layer, wanted, xattrs)
         .map_err(|(_, errno)| io::Error::from(errno))
-        .and_then(|()| swap(dir, &temporary, name, was.is_none(), true))
+        .and_then(|()| swap(dir, &temporary, name, (was.is_none(), seen), true))
         .inspect_err(|_| {
             // The first error is the one to tell.
             let _ = remove(dir, &made, true);
@@ -201,7 +216,7 @@ fn put_directory(
 }
 
 /// Writes a file, symbolic link or pipe beside its place and renames it there.
-fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
+fn put(dir: &OwnedFd, name: &CStr, was: (bool, Seen), layer: &Node<'_>, wanted: &Wanted) -> io::Result<()> {
     let kind = file_type(layer.stat);
     if kind == FileType::File {
         let fill = |file: &std::fs::File| {
@@ -211,7 +226,7 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
             rustix::fs::futimens(file, &times(layer.stat))?;
             Ok(())
         };
-        return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was_dir, false));
+        return durable::place(dir, fill, |temporary| swap(dir, temporary, name, was, false));
     }
     let temporary = durable::temporary_name();
     let made = CString::new(temporary.as_str())?;
@@ -225,25 +240,41 @@ fn put(dir: &OwnedFd, name: &CStr, was_dir: bool, layer: &Node<'_>, wanted: &Wan
     chownat(dir, temporary.as_str(), Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW)
         .and_then(|()| match kind {
             FileType::Symlink => Ok(()),
-            _ => chmod_pipe(dir, &made, wanted.mode),
+            _ => dress_pipe(dir, &made, wanted),
         })
         .and_then(|()| utimensat(dir, temporary.as_str(), &times(layer.stat), AtFlags::SYMLINK_NOFOLLOW))
         .map_err(io::Error::from)
-        .and_then(|()| swap(dir, &temporary, name, was_dir, false))
+        .and_then(|()| swap(dir, &temporary, name, was, false))
         .inspect_err(|_| {
             // The first error is the one to tell.
             let _ = unlinkat(dir, temporary.as_str(), AtFlags::empty());
         })
 }
 
-/// Changes the mode of a named pipe, and of nothing else: who can write to the directory may have put a symbolic link there
-/// meanwhile. It is not opened as a pipe, which whoever has the other end would notice.
-fn chmod_pipe(dir: &OwnedFd, name: &CStr, mode: u32) -> Result<(), Errno> {
+/// Gives a named pipe, and nothing else, its mode and access list: who can write to the directory may have put a symbolic
+/// link there meanwhile. It is not opened as a pipe, which whoever has the other end would notice.
+fn dress_pipe(dir: &OwnedFd, name: &CStr, wanted: &Wanted) -> Result<(), Errno> {
     let pipe = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if file_type(&rustix::fs::fstat(&pipe)?) != FileType::Fifo {
         return Err(Errno::STALE);
     }
-    rustix::fs::chmod(format!("/proc/self/fd/{}", pipe.as_raw_fd()), Mode::from_raw_mode(mode))
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    unless_there_is_none(rustix::fs::removexattr(&path, ACCESS_LIST))?;
+    rustix::fs::chmod(&path, Mode::from_raw_mode(wanted.mode))?;
+    match wanted.xattrs.iter().find(|(name, _)| name == ACCESS_LIST.to_bytes()) {
+        Some((_, list)) => unless_there_is_none(rustix::fs::setxattr(&path, ACCESS_LIST, list, XattrFlags::empty())),
+        None => Ok(()),
+    }
+}
+
+/// What a file has for more users than its owner; a new one inherits it of its directory.
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
+
+fn unless_there_is_none(done: Result<(), Errno>) -> Result<(), Errno> {
+    match done {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        done => done,
+    }
 }
 
 /// Gives what is there the layer's attributes.
@@ -257,15 +288,14 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
             chownat(dir, name, Some(ids.0), Some(ids.1), AtFlags::SYMLINK_NOFOLLOW).map_err(|e| ("fchownat", e))?;
             // A pipe: no link, and no device, since types were the same.
             return match kind {
-                FileType::Fifo => chmod_pipe(dir, name, wanted.mode).map_err(|e| ("fchmodat", e)),
+                FileType::Fifo => dress_pipe(dir, name, wanted).map_err(|e| ("fchmodat", e)),
                 _ => Ok(()),
             };
         }
     };
     let fd = fd.map_err(|errno| ("openat", errno))?;
     for (old, _) in xattrs.read_open(fd.as_fd()).unwrap_or_default() {
-        let ours = old.starts_with(b"user.") || old.starts_with(b"system.posix_acl_");
-        if ours && !wanted.xattrs.iter().any(|(name, _)| *name == old) {
+        if copied(&old) && !wanted.xattrs.iter().any(|(name, _)| *name == old) {
             fremovexattr(&fd, &old).map_err(|errno| ("fremovexattr", errno))?;
         }
     }
@@ -280,6 +310,8 @@ fn attributes_of(dir: &OwnedFd, name: &CStr, layer: &Node<'_>, wanted: &Wanted, 
 fn set(fd: BorrowedFd<'_>, layer: &Node<'_>, wanted: &Wanted) -> Done {
     let (uid, gid) = (Uid::from_raw(layer.stat.st_uid), Gid::from_raw(layer.stat.st_gid));
     fchown(fd, Some(uid), Some(gid)).map_err(|errno| ("fchown", errno))?;
+    // One that is inherited; what the layer has comes below.
+    unless_there_is_none(fremovexattr(fd, ACCESS_LIST)).map_err(|errno| ("fremovexattr", errno))?;
     fault::step("apply: chmod").map_err(|_| ("fchmod", Errno::IO))?;
     fchmod(fd, Mode::from_raw_mode(wanted.mode)).map_err(|errno| ("fchmod", errno))?;
     for (name, value) in &wanted.xattrs {
@@ -308,11 +340,36 @@ mod tests {
         let fd: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
         mknodat(&fd, c"pipe", RawType::Fifo, Mode::RUSR, 0).unwrap();
         let mode = |name: &str| dir.path().join(name).symlink_metadata().unwrap().permissions().mode() & 0o7777;
-        chmod_pipe(&fd, c"pipe", 0o640).unwrap();
+        let wanted = |mode| Wanted { mode, xattrs: Vec::new(), dropped: Vec::new() };
+        dress_pipe(&fd, c"pipe", &wanted(0o640)).unwrap();
         assert_eq!(mode("pipe"), 0o640);
         for name in [c"link", c"file"] {
-            assert_eq!(chmod_pipe(&fd, name, 0o666), Err(Errno::STALE));
+            assert_eq!(dress_pipe(&fd, name, &wanted(0o666)), Err(Errno::STALE));
         }
         assert_eq!(mode("file"), 0o600);
+    }
+
+    /// What the host writes while a file is being copied is not overwritten: neither where something was, nor where nothing
+    /// was.
+    #[test]
+    fn what_changes_while_it_is_copied_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            crate::durable::replace_unsynced(&dir.path().join(name), text.as_bytes(), 0o600).unwrap();
+        };
+        let fd: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let seen = || statat(&fd, c"file", AtFlags::SYMLINK_NOFOLLOW).ok().map(|stat| key(&stat));
+        write("copy", "ours");
+        let nothing = seen();
+        write("file", "theirs");
+        let before = seen();
+        write("file", "theirs again");
+        for old in [nothing, before] {
+            let err = swap(&fd, "copy", c"file", (false, old), false).unwrap_err();
+            assert_eq!(Errno::from_io_error(&err), Some(Errno::STALE));
+            assert_eq!(std::fs::read_to_string(dir.path().join("file")).unwrap(), "theirs again");
+        }
+        swap(&fd, "copy", c"file", (false, seen()), false).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("file")).unwrap(), "ours");
     }
 }

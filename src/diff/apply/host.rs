@@ -82,10 +82,20 @@ pub(super) struct HostNode {
     pub stat: Stat,
 }
 
+/// The kernel takes no longer path in one call, and a container can nest directories deeper.
+const MAX_PATH: usize = 4000;
+
 /// A directory below `dir`, through no symbolic link and onto no other filesystem.
 pub(super) fn beneath(dir: BorrowedFd<'_>, inside: &[u8]) -> Result<OwnedFd, Errno> {
-    let inside = if inside.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(inside) };
-    open_beneath(dir, inside, OFlags::RDONLY | OFlags::DIRECTORY)
+    let (mut rest, mut above) = (inside, None::<OwnedFd>);
+    while rest.len() > MAX_PATH {
+        let slash = rest[..MAX_PATH].iter().rposition(|b| *b == b'/').ok_or(Errno::NAMETOOLONG)?;
+        let from = above.as_ref().map_or(dir, AsFd::as_fd);
+        above = Some(open_beneath(from, OsStr::from_bytes(&rest[..slash]), OFlags::PATH | OFlags::DIRECTORY)?);
+        rest = &rest[slash + 1..];
+    }
+    let rest = if rest.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(rest) };
+    open_beneath(above.as_ref().map_or(dir, AsFd::as_fd), rest, OFlags::RDONLY | OFlags::DIRECTORY)
 }
 
 /// What is at a name in `dir`, which may be a symbolic link itself.

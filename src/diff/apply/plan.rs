@@ -55,6 +55,9 @@ pub struct Step {
     /// Of a file, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
+    /// Of a symbolic link that is made, what it leads to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<PathBytes>,
     /// Permission bits afterwards.
     pub mode: FileMode,
     /// Owner afterwards.
@@ -66,8 +69,11 @@ pub struct Step {
     pub dropped: Vec<&'static str>,
     /// What the host had when this was planned: device, inode, size, mtime.
     #[serde(skip)]
-    pub(super) seen: Option<(u64, u64, u64, (i64, u32))>,
+    pub(super) seen: Seen,
 }
+
+/// What a path of the host had: device, inode, size, mtime. None: nothing.
+pub(super) type Seen = Option<(u64, u64, u64, (i64, u32))>;
 
 /// A change that is not made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -283,9 +289,13 @@ impl Wanted {
     }
 }
 
+/// Whether an extended attribute is a user's own or an access list.
+pub(super) fn copied(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+}
+
 /// Extended attributes that are copied: a user's own and access lists, and a capability that the host's file has.
 fn kept(xattrs: Xattrs, capability: Option<(Vec<u8>, Vec<u8>)>) -> Xattrs {
-    let copied = |name: &[u8]| name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_");
     xattrs.into_iter().filter(|(name, _)| copied(name)).chain(capability).collect()
 }
 
@@ -344,6 +354,13 @@ impl Planner<'_> {
             Ok(())
         })?;
         let Some(planned) = found else { return Ok(()) };
+        // A layer has the directories above its changes as they were. If they differ, the host has changed them.
+        if planned.action == Action::Metadata
+            && planned.file_type == FileType::Directory
+            && !self.past.iter().any(|past| past.touches(path))
+        {
+            return Ok(());
+        }
         match planned.file_type {
             FileType::Char | FileType::Block => return self.skip(path, "devices are never made on the host"),
             FileType::Socket => return self.skip(path, "sockets are never made on the host"),
@@ -453,12 +470,12 @@ impl Planner<'_> {
             (None, Some(base)) if !base.had(path) => return Ok(()),
             (None, Some(_)) => "it was deleted on the host",
             (Some(_), None) => "how it was on the host is not on record",
-            (Some(host), Some(base)) => match base.since(path, &host.stat) {
+            (Some(host), Some(base)) => match base.since(path, host) {
                 Since::Same => return Ok(()),
                 // What is in it is checked by itself.
                 Since::Changed
                     if planned.action == Action::Metadata
-                        && base.is_between(path, &host.stat, planned.mode, (planned.uid, planned.gid)) =>
+                        && base.is_between(path, host, planned.mode, (planned.uid, planned.gid)) =>
                 {
                     return Ok(());
                 }
@@ -530,6 +547,7 @@ fn step(mount: &Mount<'_>, path: &PathBytes, action: Action, stat: &Stat, seen: 
         host: host_path(mount, path),
         file_type: file_type(stat),
         size: (file_type(stat) == FileType::File).then(|| size(stat)),
+        target: None,
         mode: FileMode(stat.st_mode & 0o7777),
         uid: stat.st_uid,
         gid: stat.st_gid,

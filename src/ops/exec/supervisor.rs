@@ -346,9 +346,11 @@ impl Exec<'_> {
         // The command itself may have filled the store.
         self.store.make_room();
         let over = ended.over.map(|over| format!("{over}; its changes are discarded"));
+        let timeout = prepared.settings.timeout.filter(|_| ended.kind == EndKind::Timeout);
+        let late = timeout.map(|time| format!("it ran longer than {time:?}"));
         let mut told = Told {
             prepared,
-            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: over.clone() },
+            end: End { kind: ended.kind, code: Some(ended.code), signal: ended.signal, message: over.clone().or(late) },
             usage: Usage {
                 wall_ns: Some(ended.wall.as_nanos() as u64),
                 user_ns: ended.usage.user_ns,

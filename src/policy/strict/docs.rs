@@ -20,7 +20,12 @@ fn tables() -> Vec<(&'static str, String)> {
     let sources: String = SOURCES
         .iter()
         .map(|(path, reach, why)| {
-            let reach = if *reach == Reach::Below { " and below" } else { "" };
+            let reach = match reach {
+                Reach::Itself => "",
+                Reach::Read => "; below it read-only",
+                Reach::Directories => ", and directories below",
+                Reach::Below => " and below",
+            };
             format!("| `{path}`{reach} | {why} |\n")
         })
         .collect();
