@@ -321,6 +321,10 @@ impl Planner<'_> {
         };
         if deleted {
             let Some(host) = host else { return Ok(()) };
+            // What a run that was killed left, in a directory that is gone now: swept with it.
+            if crate::durable::is_temporary(path.file_name()) {
+                return Ok(());
+            }
             // Another mount of the container is there: its point was made by the runtime.
             if self.mounts.iter().any(|mount| mount.at == *path) {
                 return Ok(());
@@ -402,7 +406,8 @@ impl Planner<'_> {
                 let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
                 let name = entry.file_name().to_bytes();
                 let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
-                if matches!(name, b"." | b"..") || self.steps.contains_key(&path) {
+                if matches!(name, b"." | b"..") || crate::durable::is_temporary(name) || self.steps.contains_key(&path)
+                {
                     continue;
                 }
                 let Some(host) = mount.find(&path)? else { continue };
