@@ -362,6 +362,26 @@ fn one_directory_at_two_places() {
     assert_sound(&env);
 }
 
+/// The directory of a mount that is also in the directory of another one stays, though a program removes it by that way: the
+/// container goes on.
+#[test]
+fn a_directory_in_a_directory() {
+    let env = Env::new();
+    let host = project(&env);
+    let inner = host.join("src/deep");
+    let bundle = with_mounts(&env, &[(&host, "/work"), (&inner, "/inner")], r#"{"/work": "cow", "/inner": "cow"}"#);
+    bundle.start();
+    let id = bundle.id.as_str();
+    bundle.sh("rm -r /work/src; echo x >/inner/new").expect(0);
+    let done = env.json(["apply", id, "--json"]);
+    let want = ["/work/src", "/work/src/deep"]
+        .map(|path| format!("{path}: it is, or holds, the directory of another copy-on-write mount"));
+    assert_eq!(reasons(&done, "skipped"), want);
+    assert!(!host.join("src/one").exists() && inner.join("new").exists());
+    bundle.sh("ls /inner/new").expect(0);
+    assert_sound(&env);
+}
+
 /// What the host mounts in its directory, and all that is in it, stays as it is, and so do the directories above it; the
 /// rest is applied, and the base of the rest is on record.
 #[test]

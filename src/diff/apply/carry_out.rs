@@ -79,8 +79,15 @@ fn refused(mount: &Mount<'_>, path: &PathBytes, call: &'static str, errno: Errno
 fn delete(mount: &Mount<'_>, step: &Step) -> Result<(), DiffError> {
     fault::step("apply: delete").map_err(|err| mount_error(mount, &step.path, &err))?;
     let (dir, name) = place(mount, step)?;
-    remove(&dir, &name, step.file_type == FileType::Directory)
-        .map_err(|source| mount.failed("unlinkat", &step.path, source))
+    let directory = step.file_type == FileType::Directory;
+    let mut removed = remove(&dir, &name, directory);
+    if directory && matches!(removed, Err(Errno::NOTEMPTY | Errno::EXIST)) {
+        // What an earlier run that was killed left in it is not in the plan.
+        let swept = openat(&dir, &name, DIR_FLAGS, Mode::empty()).map_err(io::Error::from).and_then(|dir| sweep(&dir));
+        swept.map_err(|err| mount_error(mount, &step.path, &err))?;
+        removed = remove(&dir, &name, directory);
+    }
+    removed.map_err(|source| mount.failed("unlinkat", &step.path, source))
 }
 
 fn remove(dir: &OwnedFd, name: &CStr, directory: bool) -> Result<(), Errno> {

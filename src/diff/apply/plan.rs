@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{Dir, Stat, readlinkat};
+use rustix::fs::{Dir, Stat, fstat, readlinkat};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -24,6 +24,7 @@ use crate::diff::xattr::{Namespace, Reader, Xattrs};
 pub(super) const SET_ID: u32 = 0o6000;
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
 const MOUNTED_IN: &str = "another filesystem is mounted in it on the host";
+const SOURCE: &str = "it is, or holds, the directory of another copy-on-write mount";
 
 /// What is done to one path of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -145,8 +146,13 @@ pub fn plan(
     past: &[Past],
     wanted: impl Fn(&PathBytes) -> bool,
 ) -> Result<Plan, DiffError> {
+    let source = |mount: &Mount<'_>| {
+        let stat = fstat(mount.dir).map_err(|errno| mount.failed("fstat", &mount.at, errno))?;
+        Ok((stat.st_dev, stat.st_ino))
+    };
     let mut planner = Planner {
         mounts,
+        sources: mounts.iter().map(source).collect::<Result<_, DiffError>>()?,
         layers: Locator::new(Side::layers(uppers), Namespace::Trusted, usize::MAX)?,
         past,
         compare: Compare::new(),
@@ -301,6 +307,8 @@ fn kept(xattrs: Xattrs, capability: Option<(Vec<u8>, Vec<u8>)>) -> Xattrs {
 
 struct Planner<'p> {
     mounts: &'p [Mount<'p>],
+    /// Their directories' devices and inodes.
+    sources: Vec<(u64, u64)>,
     layers: Locator,
     past: &'p [Past],
     compare: Compare,
@@ -321,12 +329,18 @@ impl Planner<'_> {
         };
         if deleted {
             let Some(host) = host else { return Ok(()) };
+            // What a run that was killed left, in a directory that is gone now: swept with it.
+            if crate::durable::is_temporary(path.file_name()) {
+                return Ok(());
+            }
             // Another mount of the container is there: its point was made by the runtime.
             if self.mounts.iter().any(|mount| mount.at == *path) {
                 return Ok(());
             }
-            if !self.steps.contains_key(path) && has_mounts(mount, path, &host)? {
-                return self.skip(path, MOUNTED_IN);
+            if !self.steps.contains_key(path)
+                && let Some(reason) = self.stays(mount, path, &host)?
+            {
+                return self.skip(path, reason);
             }
             let planned = step(mount, path, Action::Delete, &host.stat, Some(&host.stat));
             self.check(mount, &planned, Some(&host))?;
@@ -371,9 +385,9 @@ impl Planner<'_> {
         }
         if let Some(host) = &host
             && planned.file_type != FileType::Directory
-            && has_mounts(mount, path, host)?
+            && let Some(reason) = self.stays(mount, path, host)?
         {
-            return self.skip(path, MOUNTED_IN);
+            return self.skip(path, reason);
         }
         if !self.lead_to(mount, path)? {
             return Ok(());
@@ -402,7 +416,8 @@ impl Planner<'_> {
                 let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
                 let name = entry.file_name().to_bytes();
                 let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
-                if matches!(name, b"." | b"..") || self.steps.contains_key(&path) {
+                if matches!(name, b"." | b"..") || crate::durable::is_temporary(name) || self.steps.contains_key(&path)
+                {
                     continue;
                 }
                 let Some(host) = mount.find(&path)? else { continue };
@@ -415,6 +430,40 @@ impl Planner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Why a directory of the host can't be removed, if so: something is mounted in it, or it is or holds the source of another
+    /// mount of the container, which would have none any more.
+    fn stays(&self, mount: &Mount<'_>, path: &PathBytes, host: &HostNode) -> Result<Option<&'static str>, DiffError> {
+        if file_type(&host.stat) != FileType::Directory {
+            return Ok(None);
+        }
+        let identity = |stat: &Stat| (stat.st_dev, stat.st_ino);
+        if self.sources.contains(&identity(&host.stat)) {
+            return Ok(Some(SOURCE));
+        }
+        let mut todo = vec![path.clone()];
+        while let Some(dir) = todo.pop() {
+            let open =
+                beneath(mount.dir, mount.inside(&dir)).map_err(|source| mount.failed("openat2", &dir, source))?;
+            let entries = Dir::read_from(&open).map_err(|source| mount.failed("getdents64", &dir, source))?;
+            for entry in entries {
+                let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
+                let name = entry.file_name().to_bytes();
+                if matches!(name, b"." | b"..") {
+                    continue;
+                }
+                let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
+                match mount.find(&path) {
+                    Ok(Some(inner)) if self.sources.contains(&identity(&inner.stat)) => return Ok(Some(SOURCE)),
+                    Ok(Some(inner)) if file_type(&inner.stat) == FileType::Directory => todo.push(path),
+                    Ok(_) => {}
+                    Err(DiffError::Host { source: Errno::XDEV, .. }) => return Ok(Some(MOUNTED_IN)),
+                    Err(err) => return Err(err),
+                }
+            }
+        }
+        Ok(None)
     }
 
     fn skip(&mut self, path: &PathBytes, reason: &'static str) -> Result<(), DiffError> {
@@ -502,33 +551,6 @@ impl Planner<'_> {
         self.clash(mount, path, reason);
         Ok(())
     }
-}
-
-/// Whether something is mounted in a directory of the host, which then can't be removed.
-fn has_mounts(mount: &Mount<'_>, path: &PathBytes, host: &HostNode) -> Result<bool, DiffError> {
-    if file_type(&host.stat) != FileType::Directory {
-        return Ok(false);
-    }
-    let mut todo = vec![path.clone()];
-    while let Some(dir) = todo.pop() {
-        let open = beneath(mount.dir, mount.inside(&dir)).map_err(|source| mount.failed("openat2", &dir, source))?;
-        let entries = Dir::read_from(&open).map_err(|source| mount.failed("getdents64", &dir, source))?;
-        for entry in entries {
-            let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
-            match mount.find(&path) {
-                Ok(Some(inner)) if file_type(&inner.stat) == FileType::Directory => todo.push(path),
-                Ok(_) => {}
-                Err(DiffError::Host { source: Errno::XDEV, .. }) => return Ok(true),
-                Err(err) => return Err(err),
-            }
-        }
-    }
-    Ok(false)
 }
 
 fn has_other_names(node: &Node<'_>) -> bool {

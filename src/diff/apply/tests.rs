@@ -218,3 +218,18 @@ fn nothing_is_left_of_a_run_that_was_stopped_at_its_end() {
         assert!(litter > 0, "no run left anything");
     }
 }
+
+/// A directory that is gone in the next generation, in which a run that was killed left something: no conflict, and it goes.
+#[test]
+fn what_a_run_left_in_a_directory_that_is_gone_is_no_conflict() {
+    let lab = Lab::new(&["w/new=1"], &[], &["gone/x=1", "gone/in/y=1"]);
+    lab.trees.whiteout("u/w/gone");
+    let past = lab.past();
+    lab.trees.tree("h", &["gone/.agentsbx-tmp-1-1=half", "gone/in/.agentsbx-tmp-1-2=half"]);
+    let planned = lab.plan(&past);
+    let want = ["delete /w/gone", "delete /w/gone/in", "delete /w/gone/in/y", "delete /w/gone/x", "create /w/new"];
+    assert_eq!((steps(&planned), clashes(&planned)), (want.map(String::from).into(), Vec::new()));
+    lab.carry_out(&planned, &past).unwrap();
+    assert!(!lab.trees.path("h/gone").exists());
+    assert_eq!(lab.plan(&past), Plan::default());
+}
