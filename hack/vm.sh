@@ -11,7 +11,7 @@
 # AGENTSBX_BIN      a static binary to test instead of a fresh build
 # VM_TIMEOUT        seconds after which a boot is given up (default 2400)
 #
-# target/vm/base.ext4, vmlinuz, initrd.img   the image; remove them to have it built anew
+# target/vm/base.ext4, vmlinuz, initrd.img   the image; it is built anew when the packages change
 # target/vm/console.log, report.log          what the machine said in the last run
 set -eu
 
@@ -44,7 +44,8 @@ need() {
 }
 
 image() {
-    [ -e "$out/base.ext4" ] && return
+    # One with other packages is not this one.
+    [ -e "$out/base.ext4" ] && [ "$(cat "$out/packages" 2>/dev/null)" = "$suite $packages" ] && return
     if [ -z "${http_proxy:-}" ]; then
         proxy=""
         eval "$(apt-config shell proxy Acquire::http::Proxy)"
@@ -109,6 +110,7 @@ UNIT
     mke2fs -q -t ext4 -L root -d "$root" "$out/base.ext4.new" 6G
     rm -rf --one-file-system "$root"
     mv "$out/base.ext4.new" "$out/base.ext4"
+    echo "$suite $packages" >"$out/packages"
 }
 
 binary() {
