@@ -150,7 +150,8 @@ fn short_length(entries: &[LogEntry]) -> usize {
 }
 
 fn ago(ns: i64) -> String {
-    let seconds = (now_ns() - ns).max(0) / 1_000_000_000;
+    // A damaged database may have any number there.
+    let seconds = now_ns().saturating_sub(ns).max(0) / 1_000_000_000;
     match seconds {
         0..60 => format!("{seconds}s ago"),
         60..3600 => format!("{}m ago", seconds / 60),
@@ -172,5 +173,17 @@ fn as_json(entry: &LogEntry) -> Value {
             "type": event.kind, "time": rfc3339(event.time_ns),
             "event": serde_json::from_str::<Value>(&event.payload).unwrap_or(Value::Null),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_time_is_told() {
+        assert_eq!(ago(i64::MAX), "0s ago");
+        assert!(ago(i64::MIN).ends_with("d ago"));
+        assert_eq!(ago(now_ns() - 61_000_000_000), "1m ago");
     }
 }
