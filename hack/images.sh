@@ -55,11 +55,8 @@ build_debian() {
     suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
     # Those that the host itself is installed from: whoever runs this can reach them.
     url=$(python3 "$here/mirror.py" "$suite")
-    if [ -z "${http_proxy:-}" ]; then
-        proxy=""
-        eval "$(apt-config shell proxy Acquire::http::Proxy)"
-        [ -z "$proxy" ] || export http_proxy="$proxy"
-    fi
+    # shellcheck source=hack/proxy.sh
+    . "$here/proxy.sh"
     echo "hack/images.sh: building the Debian test image ($suite), about two minutes" >&2
     if ! debootstrap --variant=minbase --include=python3,python3-pip,git,gcc,libc6-dev,make \
         "$suite" "$scratch/debian" "$url" >"$out/debian.log" 2>&1; then

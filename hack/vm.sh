@@ -46,11 +46,8 @@ need() {
 image() {
     # One with other packages is not this one.
     [ -e "$out/base.ext4" ] && [ "$(cat "$out/packages" 2>/dev/null)" = "$suite $packages" ] && return
-    if [ -z "${http_proxy:-}" ]; then
-        proxy=""
-        eval "$(apt-config shell proxy Acquire::http::Proxy)"
-        [ -z "$proxy" ] || export http_proxy="$proxy"
-    fi
+    # shellcheck source=hack/proxy.sh
+    . "$here/proxy.sh"
     root=$out/root.build
     rm -rf --one-file-system "$root"
     echo "hack/vm.sh: building the machine's image, a few minutes" >&2

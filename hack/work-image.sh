@@ -28,11 +28,8 @@ fi
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 url=$(python3 "$here/mirror.py" "$suite")
-if [ -z "${http_proxy:-}" ]; then
-    proxy=""
-    eval "$(apt-config shell proxy Acquire::http::Proxy)"
-    [ -z "$proxy" ] || export http_proxy="$proxy"
-fi
+# shellcheck source=hack/proxy.sh
+. "$here/proxy.sh"
 
 # Programs with their documentation left out, as in small images; and without waiting for the disk at each file.
 mkdir -p "$root/etc/dpkg/dpkg.cfg.d"
