@@ -13,7 +13,7 @@ use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
 use crate::sys::mountattr::{self, MountAttr};
-use crate::sys::process::Fork;
+use crate::sys::process::{Door, Fork};
 use crate::sys::{SysError, attributes, landlock, ns, process, signal, socket, tty};
 
 /// A step's name and what it does.
@@ -33,7 +33,7 @@ pub(super) struct State<'a> {
     /// Where the pid of a second process goes, if one is to become the command.
     second: Option<OwnedFd>,
     /// By which the second process joins the groups.
-    doors: Vec<OwnedFd>,
+    doors: Vec<Door>,
 }
 
 impl<'a> State<'a> {
@@ -144,7 +144,7 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
 fn cgroups(state: &mut State<'_>) -> Result<(), InitError> {
     const DOING: &str = "join the exec's cgroups";
     match state.second {
-        Some(_) => state.doors = sys(DOING, process::open_cgroups(state.cgroups))?,
+        Some(_) => state.doors = sys(DOING, state.cgroups.iter().map(|path| Door::open(path)).collect())?,
         None => sys(DOING, process::join_cgroups(state.cgroups))?,
     }
     Ok(())
@@ -254,7 +254,7 @@ fn second_process(state: &mut State<'_>) -> Result<(), InitError> {
     let passed = 3..3 + state.plan.preserve_fds as RawFd;
     let doors = std::mem::take(&mut state.doors);
     let keep = [state.channel, report.as_raw_fd()].into_iter().chain(console).chain(passed);
-    let keep = keep.chain(doors.iter().map(|door| door.as_raw_fd()));
+    let keep = keep.chain(doors.iter().map(|door| door.as_fd().as_raw_fd()));
     process::close_others_in_child(&keep.map(borrow).collect::<Vec<_>>());
     match sys("start the command", process::fork_sibling())? {
         Fork::Parent(pid) => {
@@ -267,8 +267,7 @@ fn second_process(state: &mut State<'_>) -> Result<(), InitError> {
             tie(state)?;
             supervised(state)?;
             // They lead to no other file: who gets hold of one can but put itself where it ends with this exec.
-            let enter = |door: &OwnedFd| process::enter_cgroup(door.as_fd());
-            sys("join the exec's cgroups", doors.iter().try_for_each(enter))
+            sys("join the exec's cgroups", doors.iter().try_for_each(Door::enter))
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, CString};
 use std::io::Read;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::ptr;
 
 use rustix::fs::{Mode, OFlags};
@@ -38,55 +38,64 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// # Errors
 /// `ENOSYS` or `E2BIG` before Linux 5.7; whatever else keeps a process out of the group.
 pub fn fork_into(group: BorrowedFd<'_>) -> Result<Fork, SysError> {
-    // SAFETY: clone_args is plain data for which all-zero is a value.
-    let mut args = unsafe { std::mem::zeroed::<libc::clone_args>() };
-    args.flags = CLONE_INTO_CGROUP;
-    args.exit_signal = libc::SIGCHLD as u64;
-    args.cgroup = group.as_raw_fd() as u64;
-    // SAFETY: no memory is shared and no stack given, so the child goes on with a copy of everything, as after fork(2).
-    // The program has a single thread, so no lock is held. The C library is not told: what it remembers of the thread's
-    // id is the parent's, which only functions on threads would use.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
-    check(pid).call("clone3", || format!("into the cgroup of fd {}", group.as_raw_fd()))?;
-    Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
+    let group = group.as_raw_fd();
+    let into = |args: &mut libc::clone_args| {
+        args.flags = CLONE_INTO_CGROUP;
+        args.exit_signal = libc::SIGCHLD as u64;
+        args.cgroup = group as u64;
+    };
+    clone3(into, || format!("into the cgroup of fd {group}"))
 }
 
 /// Copies this process, as [`fork`] does, the child being a child of this process's parent.
 pub fn fork_sibling() -> Result<Fork, SysError> {
+    // What the parent is told of the child's end is what it is told of this process's: the kernel takes no other signal.
+    clone3(|args| args.flags = libc::CLONE_PARENT as u64, || "CLONE_PARENT".into())
+}
+
+/// Copies this process as `set` says, which must ask for no shared memory and give no stack.
+fn clone3(set: impl FnOnce(&mut libc::clone_args), on: impl FnOnce() -> String) -> Result<Fork, SysError> {
     // SAFETY: clone_args is plain data for which all-zero is a value.
     let mut args = unsafe { std::mem::zeroed::<libc::clone_args>() };
-    // What the parent is told of the child's end is what it is told of this process's: the kernel takes no other signal.
-    args.flags = libc::CLONE_PARENT as u64;
-    // SAFETY: as in `fork_into`.
+    set(&mut args);
+    // SAFETY: no memory is shared and no stack given, so the child goes on with a copy of everything, as after fork(2).
+    // The program has a single thread, so no lock is held. The C library is not told: what it remembers of the thread's
+    // id is the parent's, which only functions on threads would use.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
-    check(pid).call("clone3", || "CLONE_PARENT".into())?;
+    check(pid).call("clone3", on)?;
     Ok(if pid == 0 { Fork::Child } else { Fork::Parent(pid as i32) })
 }
 
-/// Opens the `tasks` (v1) or `cgroup.procs` (v2) files of cgroups, for [`enter_cgroup`].
-pub fn open_cgroups(doors: &[PathBuf]) -> Result<Vec<OwnedFd>, SysError> {
-    let open = |door: &PathBuf| {
-        let on = || door.display().to_string();
-        rustix::fs::open(door, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).call("open", on)
-    };
-    doors.iter().map(open).collect()
+/// The open `tasks` (v1) or `cgroup.procs` (v2) file of a cgroup.
+#[derive(Debug)]
+pub struct Door {
+    path: PathBuf,
+    file: OwnedFd,
 }
 
-/// Puts this process, which must have no other threads, into the cgroup of an open door.
-pub fn enter_cgroup(door: BorrowedFd<'_>) -> Result<(), SysError> {
-    rustix::io::write(door, b"0").call("write", || format!("0 to the cgroup of fd {}", door.as_raw_fd()))?;
-    Ok(())
-}
-
-/// Puts this process, which must have no other threads, into cgroups: `doors` are their `tasks` (v1) or `cgroup.procs` (v2)
-/// files. Stops at the first that fails.
-pub fn join_cgroups(doors: &[PathBuf]) -> Result<(), SysError> {
-    for door in doors {
-        let on = || door.display().to_string();
-        let file = rustix::fs::open(door, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).call("open", on)?;
-        rustix::io::write(file, b"0").call("write", on)?;
+impl Door {
+    /// Opens the file.
+    pub fn open(path: &Path) -> Result<Door, SysError> {
+        let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        Ok(Door { file: file.call("open", || path.display().to_string())?, path: path.to_owned() })
     }
-    Ok(())
+
+    /// Puts this process, which must have no other threads, into the cgroup.
+    pub fn enter(&self) -> Result<(), SysError> {
+        rustix::io::write(&self.file, b"0").map(drop).call("write", || self.path.display().to_string())
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Puts this process, which must have no other threads, into cgroups, by the paths of their doors. Stops at the first that
+/// fails.
+pub fn join_cgroups(doors: &[PathBuf]) -> Result<(), SysError> {
+    doors.iter().try_for_each(|path| Door::open(path)?.enter())
 }
 
 /// The longest text that a child of [`in_child`] can send back, in bytes.
