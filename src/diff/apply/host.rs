@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat};
+use rustix::fs::{Dir, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
 use crate::diff::error::DiffError;
@@ -61,6 +61,21 @@ impl Mount<'_> {
             Err(Errno::NOENT) => Ok(None),
             Err(source) => Err(self.failed("openat2", path, source)),
         }
+    }
+
+    /// What is in a directory of the host: names, and paths in the container.
+    pub(super) fn list(&self, dir: &PathBytes) -> Result<Vec<(Vec<u8>, PathBytes)>, DiffError> {
+        let failed = |source| self.failed("getdents64", dir, source);
+        let open = beneath(self.dir, self.inside(dir)).map_err(|source| self.failed("openat2", dir, source))?;
+        let mut found = Vec::new();
+        for entry in Dir::read_from(&open).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name().to_bytes().to_vec();
+            if !matches!(&name[..], b"." | b"..") {
+                let path = PathBytes::new([dir.as_bytes(), b"/", &name].concat());
+                found.push((name, path));
+            }
+        }
+        Ok(found)
     }
 
     pub(super) fn failed(&self, call: &'static str, path: &PathBytes, source: Errno) -> DiffError {

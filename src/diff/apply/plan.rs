@@ -5,12 +5,12 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{Dir, Stat, fstat, readlinkat};
+use rustix::fs::{Stat, fstat, readlinkat};
 use rustix::io::Errno;
 use serde::Serialize;
 
 use super::base::{Base, Since};
-use super::host::{HostNode, Mount, beneath, mount_of};
+use super::host::{HostNode, Mount, mount_of};
 use crate::diff::change::{Diff, FileMode, FileType, Kind};
 use crate::diff::content::{Comparer, open_file};
 use crate::diff::descent::{Found, Side};
@@ -409,15 +409,8 @@ impl Planner<'_> {
         }
         let mut todo = vec![path.clone()];
         while let Some(dir) = todo.pop() {
-            let open =
-                beneath(mount.dir, mount.inside(&dir)).map_err(|source| mount.failed("openat2", &dir, source))?;
-            let entries = Dir::read_from(&open).map_err(|source| mount.failed("getdents64", &dir, source))?;
-            for entry in entries {
-                let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
-                let name = entry.file_name().to_bytes();
-                let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
-                if matches!(name, b"." | b"..") || crate::durable::is_temporary(name) || self.steps.contains_key(&path)
-                {
+            for (name, path) in mount.list(&dir)? {
+                if crate::durable::is_temporary(&name) || self.steps.contains_key(&path) {
                     continue;
                 }
                 let Some(host) = mount.find(&path)? else { continue };
@@ -444,16 +437,7 @@ impl Planner<'_> {
         }
         let mut todo = vec![path.clone()];
         while let Some(dir) = todo.pop() {
-            let open =
-                beneath(mount.dir, mount.inside(&dir)).map_err(|source| mount.failed("openat2", &dir, source))?;
-            let entries = Dir::read_from(&open).map_err(|source| mount.failed("getdents64", &dir, source))?;
-            for entry in entries {
-                let entry = entry.map_err(|source| mount.failed("getdents64", &dir, source))?;
-                let name = entry.file_name().to_bytes();
-                if matches!(name, b"." | b"..") {
-                    continue;
-                }
-                let path = PathBytes::new([dir.as_bytes(), b"/", name].concat());
+            for (_, path) in mount.list(&dir)? {
                 match mount.find(&path) {
                     Ok(Some(inner)) if self.sources.contains(&identity(&inner.stat)) => return Ok(Some(SOURCE)),
                     Ok(Some(inner)) if file_type(&inner.stat) == FileType::Directory => todo.push(path),
