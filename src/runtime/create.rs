@@ -91,7 +91,8 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     let engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
     let root = absolute(&request.root)?;
-    let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy)?;
+    let all = cgroup::hierarchies()?;
+    let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy, &all)?;
     let Hardened { spec: engine, decisions, confinement } = policy::harden(&engine, policy, &facts.host)?;
     match (engine.terminal(), request.console_socket.is_some()) {
         (true, false) => return Err(RuntimeError::ConsoleSocketMissing),
@@ -110,7 +111,8 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
     let carried = facts.carried();
     let judged = facts.judged;
-    let bundle = Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, carried, lock };
+    let bundle =
+        Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, carried, all, lock };
     let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
@@ -134,6 +136,8 @@ struct Bundle {
     judged: Vec<Judged>,
     /// What is mounted below the root filesystem's directory, by its place in the container.
     carried: Vec<PathBuf>,
+    /// The host's cgroup hierarchies.
+    all: Vec<Hierarchy>,
     lock: OwnedFd,
 }
 
@@ -226,7 +230,7 @@ fn build(
     };
     let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
     let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write, &bundle.judged)?;
-    let all = cgroup::hierarchies()?;
+    let all = bundle.all.clone();
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
         // libcontainer would take the systemd form for a directory's name.

@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use super::cgroup::Hierarchy;
 use super::error::{On, RuntimeError};
 use super::host;
 use crate::policy::{Host, Link, Node, Policy, Source, SourceKind};
@@ -47,17 +48,18 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Looks them up for `engine` in `bundle`. `root` is the directory of the state directories.
+    /// Looks them up for `engine` in `bundle`; a policy that changes nothing asks for none. `root` is the directory of the
+    /// state directories, `all` are the host's cgroup hierarchies.
     pub fn gather(
         engine: &Config,
         bundle: &Path,
         rootfs: &Path,
         root: &Path,
         policy: &Policy,
+        all: &[Hierarchy],
     ) -> Result<Facts, RuntimeError> {
-        let host = host::look(engine, policy)?;
         if policy.profile == Profile::Oci {
-            return Ok(Facts { host, judged: Vec::new() });
+            return Ok(Facts::default());
         }
         let mut facts = Facts {
             host: Host {
@@ -65,7 +67,7 @@ impl Facts {
                 own: policy.own.iter().map(PathBuf::as_path).chain([root]).map(canonical).collect(),
                 nofile: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
                 devices: nodes(engine, policy),
-                ..host
+                ..host::look(engine, all)
             },
             judged: Vec::new(),
         };
@@ -252,7 +254,7 @@ mod tests {
     fn try_gather(dir: &Path, mounts: serde_json::Value) -> Result<Facts, RuntimeError> {
         std::fs::create_dir_all(dir.join("rootfs")).unwrap();
         let config = Config::from_value(json!({"mounts": mounts}));
-        Facts::gather(&config, dir, &dir.join("rootfs"), Path::new("/run/none"), &Policy::default())
+        Facts::gather(&config, dir, &dir.join("rootfs"), Path::new("/run/none"), &Policy::default(), &[])
     }
 
     #[test]

@@ -2,26 +2,20 @@
 
 use std::path::Path;
 
-use super::cgroup::{self, Hierarchy};
-use super::error::RuntimeError;
-use crate::policy::{Host, Policy};
+use super::cgroup::Hierarchy;
+use crate::policy::Host;
 use crate::spec::Config;
 use crate::sys::{landlock, proc};
-use crate::terms::Profile;
 
-/// The facts for the container of `engine`. A policy that changes nothing asks for none.
-pub fn look(engine: &Config, policy: &Policy) -> Result<Host, RuntimeError> {
-    if policy.profile == Profile::Oci {
-        return Ok(Host::default());
-    }
-    let all = cgroup::hierarchies()?;
+/// The facts about cgroups and Landlock for the container of `engine`.
+pub fn look(engine: &Config, all: &[Hierarchy]) -> Host {
     let path = engine.cgroups_path().unwrap_or_default();
-    Ok(Host {
+    Host {
         landlock: landlock::version(),
-        swap_accounting: counts_swap(&all),
-        cpu_ceiling: cpu_ceiling(Path::new(&path), &all),
+        swap_accounting: counts_swap(all),
+        cpu_ceiling: cpu_ceiling(Path::new(&path), all),
         ..Host::default()
-    })
+    }
 }
 
 /// Whether the memory controller can limit what is swapped out. Its file is in every group but v2's root.
