@@ -81,7 +81,6 @@ type Pass = fn(&mut Work<'_>) -> Result<(), Refusal>;
 const EVERY: &[Pass] = &[cow::destinations];
 
 /// The parts of `strict`, in order.
-#[rustfmt::skip]
 const STRICT: &[Pass] = &[
     namespaces::pass,
     process::first,

@@ -372,6 +372,10 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    fn context<'a>(root: &'a OwnedFd, bundle: &'a Path, copy_on_write: &'a [PathBuf]) -> Context<'a> {
+        Context { id: "c", root, bundle, systemd_cgroup: false, copy_on_write }
+    }
+
     fn check(name: &str, before: Value, after: Value) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -384,17 +388,7 @@ mod tests {
         let root = inroot::open_root(dir.path()).unwrap();
         let step = STEPS.iter().find(|s| s.name == name).unwrap();
         let mut config = Config::from_value(before);
-        (step.run)(
-            &mut config,
-            &Context {
-                id: "c",
-                root: &root,
-                bundle: dir.path(),
-                systemd_cgroup: false,
-                copy_on_write: &["/cow".into()],
-            },
-        )
-        .unwrap();
+        (step.run)(&mut config, &context(&root, dir.path(), &["/cow".into()])).unwrap();
         assert_eq!(config.value(), &after, "{name}");
     }
 
@@ -514,18 +508,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
         let mut config = Config::from_value(json!({"linux": {"cgroupsPath": "/a/.."}}));
-        assert!(
-            cgroups_path(
-                &mut config,
-                &Context {
-                    id: "c",
-                    root: &root,
-                    bundle: dir.path(),
-                    systemd_cgroup: false,
-                    copy_on_write: &["/cow".into()]
-                }
-            )
-            .is_err()
-        );
+        assert!(cgroups_path(&mut config, &context(&root, dir.path(), &[])).is_err());
     }
 }
