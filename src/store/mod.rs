@@ -242,33 +242,43 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
 }
 
 fn open_database(path: &Path) -> Result<Connection, StoreError> {
-    let open = || {
+    open_database_by(path, || {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         Connection::open_with_flags(path, flags)
-    };
+    })
+}
+
+/// As [`open_database`], with the call that opens the file given: SQLite tries again for reading only where writing fails,
+/// for whatever reason. A database that another process made between the two attempts is then open for reading only, so
+/// one that may not be written is opened once more before that is believed.
+fn open_database_by(path: &Path, open: impl Fn() -> rusqlite::Result<Connection>) -> Result<Connection, StoreError> {
     match open() {
-        Err(e) if e.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) => {
-            if schema::has_layers(path) && path.symlink_metadata().is_err() {
-                return Err(StoreError::Emptied { path: path.to_owned() });
-            }
-            // SQLite would make it 0644, and gives its other files the mode of this one.
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let mode = Mode::from_raw_mode(0o600);
-            let database = rustix::fs::open(path, flags, mode).at("create", path)?;
-            if room::is_fragile(&rustix::fs::fstatfs(&database).at("statfs", path)?) {
-                // Written in place, so that a page that was written once can be written again when the disk is full. Where
-                // that can't be had, it is so.
-                for name in [DATABASE, LOG, INDEX] {
-                    if let Ok(file) = rustix::fs::open(path.with_file_name(name), flags, mode) {
-                        let _ = rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW);
-                    }
-                }
-            }
-            drop(database);
-            open().during("open")
-        }
-        other => other.during("open"),
+        Err(e) if e.sqlite_error_code() == Some(rusqlite::ErrorCode::CannotOpen) => create_database(path)?,
+        Ok(conn) if conn.is_readonly(MAIN_DB).during("open")? => drop(conn),
+        other => return other.during("open"),
     }
+    open().during("open")
+}
+
+/// Makes the file of a database that is not there.
+fn create_database(path: &Path) -> Result<(), StoreError> {
+    if schema::has_layers(path) && path.symlink_metadata().is_err() {
+        return Err(StoreError::Emptied { path: path.to_owned() });
+    }
+    // SQLite would make it 0644, and gives its other files the mode of this one.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o600);
+    let database = rustix::fs::open(path, flags, mode).at("create", path)?;
+    if room::is_fragile(&rustix::fs::fstatfs(&database).at("statfs", path)?) {
+        // Written in place, so that a page that was written once can be written again when the disk is full. Where that
+        // can't be had, it is so.
+        for name in [DATABASE, LOG, INDEX] {
+            if let Ok(file) = rustix::fs::open(path.with_file_name(name), flags, mode) {
+                let _ = rustix::fs::ioctl_setflags(&file, rustix::fs::IFlags::NOCOW);
+            }
+        }
+    }
+    Ok(())
 }
 
 thread_local! {

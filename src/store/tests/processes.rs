@@ -228,3 +228,20 @@ fn killed_at_any_moment_the_store_is_sound_and_nothing_reported_is_lost() {
 fn kill_delay(round: u64) -> u64 {
     round * 137 % 1900
 }
+
+/// SQLite could not open a database for writing, as it was not there yet, and then could for reading, as another process
+/// had just made it: the store was open for reading only.
+#[test]
+fn a_database_made_while_it_is_opened_can_be_written() {
+    let f = fixture();
+    let path = f.root().join(DATABASE);
+    let calls = Cell::new(0);
+    let conn = open_database_by(&path, || {
+        calls.set(calls.get() + 1);
+        let access =
+            if calls.get() == 1 { OpenFlags::SQLITE_OPEN_READ_ONLY } else { OpenFlags::SQLITE_OPEN_READ_WRITE };
+        Connection::open_with_flags(&path, access)
+    });
+    assert!(!conn.unwrap().is_readonly(MAIN_DB).unwrap());
+    assert_eq!(calls.get(), 2);
+}
