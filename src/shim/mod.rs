@@ -1,0 +1,11 @@
+//! containerd's shim, `io.containerd.agentsbx.v1`: the process that stands between containerd and a pod's containers.
+//!
+//! It keeps no truth of its own: what a container is, and what its execs changed, is the runtime's, whose program it runs
+//! for each step. It holds what must outlive those processes: their streams, their exit codes, and the order of events.
+//! It has threads, so it never clones: it only starts programs.
+
+pub mod error;
+pub mod events;
+pub mod reaper;
+
+pub use error::ShimError;
