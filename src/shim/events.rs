@@ -95,11 +95,9 @@ impl Events {
         let emptied = async {
             loop {
                 let sent = self.0.sent.notified();
-                let queue = self.0.lock();
-                if queue.events.is_empty() && !queue.sending {
+                if self.0.is_idle() {
                     return;
                 }
-                drop(queue);
                 sent.await;
             }
         };
@@ -110,6 +108,11 @@ impl Events {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_idle(&self) -> bool {
+        let queue = self.lock();
+        queue.events.is_empty() && !queue.sending
     }
 
     fn take(&self) -> Option<Envelope> {
