@@ -6,6 +6,9 @@
 
 pub mod error;
 pub mod events;
+pub mod options;
 pub mod reaper;
+pub mod record;
+pub mod runtime;
 
 pub use error::ShimError;
