@@ -12,7 +12,10 @@ pub mod error;
 pub mod events;
 pub mod log;
 pub mod mounts;
+pub mod options;
 pub mod reaper;
+pub mod record;
+pub mod runtime;
 pub mod socket;
 
 pub use error::ShimError;
