@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod events;
+pub mod io;
 pub mod reaper;
 
 pub use error::ShimError;
