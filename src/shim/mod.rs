@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod events;
+pub mod io;
 pub mod options;
 pub mod reaper;
 pub mod record;
