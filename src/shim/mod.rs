@@ -7,17 +7,21 @@
 pub mod args;
 pub mod bootstrap;
 mod confine;
+pub mod container;
 pub mod daemon;
 pub mod delete;
 pub mod error;
 pub mod events;
 pub mod info;
+pub mod io;
 pub mod log;
 pub mod mounts;
 pub mod options;
+pub mod process;
 pub mod reaper;
 pub mod record;
 pub mod runtime;
+pub mod service;
 pub mod socket;
 
 pub use error::ShimError;

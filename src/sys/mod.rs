@@ -21,8 +21,10 @@ pub mod process;
 pub mod quota;
 pub mod signal;
 pub mod socket;
+pub mod spawn;
 mod start;
 pub mod tty;
+pub mod watch;
 
 use crate::error::{Classify, Kind};
 
