@@ -187,7 +187,7 @@ async fn run<H: Host>(
         tracing::error!("containerd was away: events are lost");
     }
     // Requests that wait for an end that does not come are left.
-    let _ = timeout(ANSWERS, server.disconnect()).await;
+    let _ = timeout(ANSWERS, server.shutdown()).await;
     Ok(())
 }
 

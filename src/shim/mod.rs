@@ -20,6 +20,7 @@ pub mod options;
 pub mod process;
 pub mod reaper;
 pub mod record;
+pub mod run;
 pub mod runtime;
 pub mod service;
 pub mod socket;
