@@ -7,4 +7,5 @@ mod leaks;
 mod recovery;
 mod run;
 mod seccomp;
+mod signals;
 mod verbs;
