@@ -192,6 +192,7 @@ word! {
 
 word! {
     /// A bound of a container's history: a key of `[retention]`.
+    #[derive(PartialOrd, Ord)]
     Bound ("bound of history") {
         /// How many generations.
         Generations = "generations",
