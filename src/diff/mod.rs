@@ -33,7 +33,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary};
+pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary, size_of};
 pub use compare::compare;
 pub use digest::digest;
 pub use error::DiffError;

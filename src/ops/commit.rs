@@ -159,7 +159,10 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
         let _lock = store.read_lock(container.key)?;
         touched_of(&store, &container, &layer, record.base)?
     };
-    let bytes = record.summary.as_ref().and_then(|summary| summary["bytes"].as_u64());
+    let bytes = match publish::recorded(&store, &container, &record.id)? {
+        Some((changes, true)) => Some(diff::size_of(&changes)),
+        _ => record.summary.as_ref().and_then(|summary| summary["bytes"].as_u64()),
+    };
     let info = CommitInfo { digest: None, bytes };
     let done = onto_head(&store, &container, &layer, record.base, &touched, force, |head| {
         store.commit_held(container.key, &record.id, head, &info)

@@ -231,3 +231,6 @@ fn merge_few(store: &Store, layers: &[LayerId]) -> Result<(StagedLayer, u64), Op
     let bytes = diff::merge(&fds, out.as_fd(), &diff::Options::default())?;
     Ok((staged, bytes))
 }
+
+#[cfg(test)]
+mod tests;
