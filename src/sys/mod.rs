@@ -3,6 +3,7 @@
 
 pub mod attributes;
 pub mod bpf;
+pub mod cgroup;
 pub mod exe;
 pub mod fs;
 pub mod fsmount;

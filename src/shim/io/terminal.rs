@@ -36,7 +36,7 @@ impl PrivateDir {
     fn make() -> Result<PrivateDir, ShimError> {
         let mut failed = None;
         for place in PLACES {
-            let path = Path::new(place).join(format!("agentsbx-pty-{}", Ulid::generate()));
+            let path = Path::new(place).join(format!("agentsbx-pty-{}-{}", std::process::id(), Ulid::generate()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(PrivateDir(path)),
                 Err(err) => failed = Some(ShimError::io("mkdir", path)(err)),
