@@ -23,3 +23,4 @@ mod schema;
 mod security;
 mod soak;
 mod support;
+mod watch;

@@ -4,8 +4,11 @@
 //! for each step. It holds what must outlive those processes: their streams, their exit codes, and the order of events.
 //! It has threads, so it never clones: it only starts programs.
 
+pub mod cgroup;
 pub mod error;
 pub mod events;
+pub mod metrics;
+pub mod oom;
 pub mod options;
 pub mod reaper;
 pub mod record;

@@ -22,6 +22,7 @@ pub mod signal;
 pub mod socket;
 mod start;
 pub mod tty;
+pub mod wake;
 
 use crate::error::{Classify, Kind};
 
