@@ -24,3 +24,4 @@ mod security;
 mod shim;
 mod soak;
 mod support;
+mod watch;

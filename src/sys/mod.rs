@@ -26,6 +26,7 @@ pub mod spawn;
 mod start;
 pub mod tty;
 pub mod watch;
+pub mod wake;
 
 use crate::error::{Classify, Kind};
 
