@@ -21,6 +21,8 @@ pub struct Collected {
 pub struct Done {
     /// How many generations went.
     pub dropped: usize,
+    /// Histories of which less went than was planned: they are being read or changed just now.
+    pub busy: Vec<Container>,
     /// Histories that could not be brought within their bounds, and why.
     pub over: Vec<(Container, OpsError)>,
     /// What was deleted.
@@ -37,16 +39,21 @@ pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> 
     if dry_run {
         return Ok(Collected { histories, plan: store.plan_gc()?, done: None });
     }
-    let mut done = Done::default();
-    for (container, _) in &histories {
-        match retain::apply(&store, container, bounds, Rigour::Exact) {
-            Ok(gone) => done.dropped += gone.len(),
-            Err(err) => done.over.push((container.clone(), err)),
-        }
-    }
     // Their data is found as garbage.
     let _rows = store.release_retired(None)?;
     let plan = store.plan_gc()?;
-    done.report = store.execute_gc(&plan)?;
+    // First: merging takes some space.
+    let mut done = Done { report: store.execute_gc(&plan)?, ..Done::default() };
+    for (container, plan) in &histories {
+        match retain::apply(&store, container, bounds, Rigour::Exact) {
+            Ok(gone) => {
+                done.dropped += gone.len();
+                if gone.len() < plan.dropped.len() {
+                    done.busy.push(container.clone());
+                }
+            }
+            Err(err) => done.over.push((container.clone(), err)),
+        }
+    }
     Ok(Collected { histories, plan, done: Some(done) })
 }

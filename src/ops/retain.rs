@@ -75,6 +75,10 @@ pub fn apply(
         if plan.dropped.is_empty() || !enough {
             return Ok(gone);
         }
+        // Layers may be read for long (by a patch that somebody pages through): nothing is merged in vain meanwhile.
+        if rigour == Rigour::Rough && store.drop_lock(container.key)?.is_none() {
+            return Ok(gone);
+        }
         match carry_out(store, container, &plan)? {
             Some(Ok(())) => gone.extend(plan.dropped),
             Some(Err(Stale)) if stale < TRIES => stale += 1,
