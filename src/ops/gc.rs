@@ -21,7 +21,7 @@ pub struct Collected {
 pub struct Done {
     /// How many generations went.
     pub dropped: usize,
-    /// Histories of which less went than was planned: they are being read or changed just now.
+    /// Histories that are still over their bounds: they are being read or changed just now.
     pub busy: Vec<Container>,
     /// Histories that could not be brought within their bounds, and why.
     pub over: Vec<(Container, OpsError)>,
@@ -44,16 +44,13 @@ pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> 
     let plan = store.plan_gc()?;
     // First: merging takes some space.
     let mut done = Done { report: store.execute_gc(&plan)?, ..Done::default() };
-    for (container, plan) in &histories {
+    for (container, _) in &histories {
         match retain::apply(&store, container, bounds, Rigour::Exact) {
-            Ok(gone) => {
-                done.dropped += gone.len();
-                if gone.len() < plan.dropped.len() {
-                    done.busy.push(container.clone());
-                }
-            }
+            Ok(gone) => done.dropped += gone.len(),
             Err(err) => done.over.push((container.clone(), err)),
         }
     }
+    done.busy = retain::plans(&store, bounds)?.into_iter().map(|(container, _)| container).collect();
+    done.busy.retain(|container| done.over.iter().all(|(over, _)| over.key != container.key));
     Ok(Collected { histories, plan, done: Some(done) })
 }
