@@ -15,7 +15,7 @@ help:
 	@echo 'make soak       the long forms of the tests: ten thousand execs, a thousand kills; about an hour'
 	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
-	@echo 'make schema     write runtime-spec/result.schema.json anew from the Rust types'
+	@echo 'make schema     write runtime-spec/*.schema.json anew from the Rust types'
 	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
 	@echo 'make uninstall  take all of that away again'
 

@@ -52,6 +52,8 @@ const MAP: &[(&str, &[&str])] = &[
         "cli",
         &["ops", "runtime", "store", "diff", "report", "spec", "sys", "config", "telemetry", "terms", "id", "error"],
     ),
+    // Threaded, so it runs the program and never clones.
+    ("shim", &["ops", "report", "sys", "durable", "config", "telemetry", "terms", "id", "error"]),
 ];
 
 /// Every `.rs` file below `dir`, in order.

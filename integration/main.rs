@@ -21,5 +21,6 @@ mod podman;
 mod policy;
 mod schema;
 mod security;
+mod shim;
 mod soak;
 mod support;

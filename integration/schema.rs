@@ -1,15 +1,20 @@
-//! Real result documents against the JSON Schema in runtime-spec/.
+//! Real result documents, and events made of them, against the JSON Schemas in runtime-spec/.
 
 use std::fs;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::bundle::Bundle;
 use crate::support::images::repository;
-use crate::support::{Env, result};
+use crate::support::{Env, result, wait_until};
 
 fn schema() -> jsonschema::Validator {
-    let path = repository().join("runtime-spec/result.schema.json");
+    published("result.schema.json")
+}
+
+fn published(name: &str) -> jsonschema::Validator {
+    let path = repository().join("runtime-spec").join(name);
     let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let schema: Value = serde_json::from_str(&text).expect("the schema is JSON");
     jsonschema::validator_for(&schema).expect("the schema is a schema")
@@ -57,6 +62,54 @@ fn real_results_are_valid() {
     let config = bundle.read();
     let text = config["annotations"]["dev.agentsbx.diff"].as_str().expect("a diff");
     assert_valid(&validator, &serde_json::from_str(text).expect("JSON"));
+}
+
+/// A shim reads the file of `--result` when the supervisor has ended, however the exec ended, and makes an event of it: the
+/// file is there by then, whole.
+#[test]
+fn an_event_can_be_made_of_every_end() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let validator = published("exec-result.schema.json");
+    let mut seen = Vec::new();
+    for (n, (options, script, kept)) in [
+        (["--layer", "commit"], "echo x >/x", true),
+        (["--layer", "commit"], "true", false),
+        (["--layer", "commit-on-success"], "echo y >/y; exit 3", true),
+        (["--layer", "hold"], "echo y >/y; kill -9 $$", true),
+        (["--layer", "shared"], "true", true),
+        (["--timeout", "300ms"], "echo y >/z; sleep 1000", true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (file, pid_file) = (env.dir.join(format!("{n}.json")), env.dir.join(format!("engines-{n}.pid")));
+        let exec = env.cmd(["exec", "--detach", "--pid-file"]).arg(&pid_file).arg("--result").arg(&file);
+        exec.args(options).args([&bundle.id, "sh", "-c", script]).output_to(env.dir.join("out")).run().expect(0);
+        let supervisor = fs::read_to_string(&pid_file).expect("a pid file");
+        wait_until("the supervisor's end", Duration::from_secs(20), || {
+            fs::read_to_string(format!("/proc/{supervisor}/stat")).map_or(true, |stat| stat.contains(") Z "))
+        });
+        let document = fs::File::open(&file).expect("the result is there when its supervisor is gone");
+        let event = agentsbx::report::exec_result(document, &bundle.dir).expect("an event");
+        let event: Value = serde_json::from_slice(&event).expect("JSON");
+        assert_valid(&validator, &event);
+        assert_eq!(event["engineExec"], format!("engines-{n}"));
+        assert_eq!(event["result"].as_str().map(|path| fs::metadata(path).is_ok()), kept.then_some(true), "{event}");
+        seen.push(format!("{} {}", result::disposition(&event), result::end(&event).0));
+    }
+    let ends =
+        ["committed exited", "empty exited", "discarded exited", "held signaled", "shared exited", "committed timeout"];
+    assert_eq!(seen, ends);
+    // One that could not be started has a result, too; its engine is told by the failed start.
+    let file = env.dir.join("failed.json");
+    env.cmd(["exec", "--detach", "--result"]).arg(&file).args([&bundle.id, "no-such-command"]).run().expect(255);
+    wait_until("the result", Duration::from_secs(20), || file.exists());
+    let event = agentsbx::report::exec_result(fs::File::open(&file).expect("open"), &bundle.dir).expect("an event");
+    assert_valid(&validator, &serde_json::from_slice(&event).expect("JSON"));
+    let mut broken: Value = serde_json::from_slice(&event).expect("JSON");
+    broken["disposition"] = Value::Null;
+    assert!(!validator.is_valid(&broken), "valid: {broken:#}");
 }
 
 /// The schema is one that refuses: what lacks a field, has a wrong kind or a wrong type is no result.

@@ -15,6 +15,7 @@ pub mod policy;
 pub mod report;
 pub mod rootfs;
 pub mod runtime;
+pub mod shim;
 pub mod spec;
 pub mod store;
 pub mod sys;

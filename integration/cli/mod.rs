@@ -8,4 +8,5 @@ mod recovery;
 mod retention;
 mod run;
 mod seccomp;
+mod signals;
 mod verbs;

@@ -142,5 +142,10 @@ fn execs_do_not_pile_up_files() {
         assert!(pid.parse::<u32>().is_ok(), "{n}: {pid:?}");
         fs::remove_file(&pid_file).expect("remove");
     }
+    // The last one was detached, and may still be at work.
+    let began = std::time::Instant::now();
+    while count() != before && began.elapsed() < std::time::Duration::from_secs(10) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     assert_eq!(count(), before);
 }

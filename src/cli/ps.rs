@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use super::Global;
-use crate::runtime::{self, Record};
+use crate::runtime::{self, Record, exec::roster};
 
 /// Display the processes running inside a container
 #[derive(Debug, clap::Args)]
@@ -13,6 +13,9 @@ pub struct Args {
     /// Select one of: table or json
     #[arg(long, short, default_value = "table", value_parser = ["table", "json"])]
     pub format: String,
+    /// With --format json: objects with "pid" and, for a process of an exec, "exec": the engine's id for it, or ours
+    #[arg(long)]
+    pub execs: bool,
     /// The container
     #[arg(value_name = "CONTAINER-ID")]
     pub id: String,
@@ -21,8 +24,24 @@ pub struct Args {
     pub options: Vec<String>,
 }
 
+#[derive(serde::Serialize)]
+struct Process {
+    pid: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exec: Option<String>,
+}
+
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let record = Record::load(&global.root, &super::id(&args.id)?)?;
+    if args.execs {
+        if args.format != "json" {
+            bail!("--execs: only with --format json");
+        }
+        let processes: Vec<Process> =
+            roster::processes(&record)?.into_iter().map(|(pid, exec)| Process { pid, exec }).collect();
+        super::print(&format!("{}\n", serde_json::to_string(&processes)?))?;
+        return Ok(0);
+    }
     let pids = runtime::pids(&record)?;
     if args.format == "json" {
         super::print(&format!("{}\n", serde_json::to_string(&pids)?))?;

@@ -11,6 +11,7 @@ pub mod exec;
 pub mod fsck;
 pub mod gc;
 pub mod history;
+pub mod kill;
 mod owners;
 pub mod policy;
 mod presence;

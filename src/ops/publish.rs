@@ -17,11 +17,13 @@ use crate::diff::{Change, PathBytes};
 use crate::durable::{self, LockFile};
 use crate::id::ExecId;
 use crate::policy::Decision;
-use crate::report::{Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, rfc3339};
+use crate::report::{
+    Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, result_file, rfc3339,
+};
 use crate::runtime::state::Record;
 use crate::spec::annotations;
 use crate::store::{Container, ExecRecord, MAX_RESULT, Store, StoreError};
-use crate::terms::{Disposition, EndKind};
+use crate::terms::Disposition;
 
 /// The part of a result document that no column of the store has.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -77,7 +79,7 @@ pub fn recorded(store: &Store, container: &Container, exec: &ExecId) -> Result<O
 
 /// Where the whole result of an exec is, in the bundle.
 pub fn result_path(container: &Container, exec: &str) -> PathBuf {
-    container.bundle.join("agentsbx/execs").join(format!("{exec}.json"))
+    result_file(&container.bundle, exec)
 }
 
 fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> OpsError {
@@ -103,8 +105,8 @@ pub fn ended(
     if !container.bundle.is_dir() {
         return Ok(());
     }
-    let failed = document.end.as_ref().is_some_and(|end| end.kind == EndKind::Error);
-    if document.disposition != Some(Disposition::Empty) || failed {
+    let kept = document.disposition.zip(document.end.as_ref()).is_none_or(|(what, end)| is_kept(what, end));
+    if kept {
         let path = result_path(container, &document.exec);
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir).map_err(file("make", dir))?;

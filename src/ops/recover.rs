@@ -14,6 +14,7 @@ use crate::report::End;
 use crate::rootfs::open_dir;
 use crate::runtime::RuntimeError;
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
+use crate::runtime::exec::roster;
 use crate::runtime::members;
 use crate::runtime::state::Record;
 use crate::store::{Abandoned, Container, ContainerKey, Ending, ExecRecord, Outcome, Store, StoreError, now_ns};
@@ -214,6 +215,7 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         // Litter in a layer's own directory goes with the layer at the latest.
         let _ = durable::sweep(&store.layer_dir(layer));
     }
+    roster::forget(&Record::dir_of(&container.root, &container.id), record.id);
     // `recover` tells of what could not be swept.
     let _ = sweep(&container);
     if container.removed_ns.is_none()

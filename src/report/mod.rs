@@ -1,9 +1,11 @@
-//! The result document of an exec, `dev.agentsbx.result/v1`, and the short form of it that an annotation carries.
+//! The result document of an exec, `dev.agentsbx.result/v1`, and the short forms of it that an annotation and an event
+//! carry.
 
+mod event;
 #[cfg(feature = "schema")]
 mod schema;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +13,11 @@ use crate::diff::{Change, PathBytes, Summary};
 use crate::id::Generation;
 use crate::terms::{Disposition, EndKind};
 
+pub use event::{
+    EXEC_RESULT_SCHEMA, EXEC_RESULT_TOPIC, EXEC_RESULT_TYPE, ExecResult, ExecResultSchema, ReportError, exec_result,
+};
 #[cfg(feature = "schema")]
-pub use schema::json_schema;
+pub use schema::{exec_result_schema, json_schema};
 
 /// The document's name and version.
 pub const SCHEMA: &str = "dev.agentsbx.result/v1";
@@ -167,6 +172,16 @@ impl ResultDocument {
         short.changes = fitting(&self.changes, &mut room)?;
         serde_json::to_string(&short)
     }
+}
+
+/// Where the whole result of an exec is, in the bundle.
+pub fn result_file(bundle: &Path, exec: &str) -> PathBuf {
+    bundle.join("agentsbx/execs").join(format!("{exec}.json"))
+}
+
+/// Whether the result of an exec is kept there: of one that changed nothing its row in the log is enough.
+pub fn is_kept(disposition: Disposition, end: &End) -> bool {
+    disposition != Disposition::Empty || end.kind == EndKind::Error
 }
 
 /// The first items whose JSON, a comma each, is no longer than `room`.

@@ -1,17 +1,26 @@
-//! The JSON Schema of the result document, generated from the Rust types; `runtime-spec/result.schema.json` is a copy of
-//! it that a test keeps equal.
+//! The JSON Schemas of the result document and of the event, generated from the Rust types; `runtime-spec/*.schema.json`
+//! are copies of them that a test keeps equal.
 
 use serde_json::Value;
 
-use super::{ResultDocument, SCHEMA};
+use super::{EXEC_RESULT_SCHEMA, ExecResult, ResultDocument, SCHEMA};
 
 /// The schema (JSON Schema, draft 2020-12) of what the runtime writes: a field that is always written is required, also
 /// where its value may be null.
 pub fn json_schema() -> Value {
+    schema_of::<ResultDocument>(SCHEMA)
+}
+
+/// The same of the event of an ended exec.
+pub fn exec_result_schema() -> Value {
+    schema_of::<ExecResult>(EXEC_RESULT_SCHEMA)
+}
+
+fn schema_of<T: schemars::JsonSchema>(title: &str) -> Value {
     let generator = schemars::generate::SchemaSettings::draft2020_12().for_serialize().into_generator();
-    let mut schema = generator.into_root_schema_for::<ResultDocument>().to_value();
+    let mut schema = generator.into_root_schema_for::<T>().to_value();
     if let Some(object) = schema.as_object_mut() {
-        object.insert("title".into(), SCHEMA.into());
+        object.insert("title".into(), title.into());
     }
     schema
 }
@@ -30,20 +39,23 @@ mod tests {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// With AGENTSBX_UPDATE_SCHEMA=1 the file is rewritten instead of compared.
+    /// With AGENTSBX_UPDATE_SCHEMA=1 the files are rewritten instead of compared.
     #[test]
-    fn the_published_schema_is_what_the_types_say() {
-        let path = spec().join("result.schema.json");
-        let generated = json_schema();
-        if std::env::var_os("AGENTSBX_UPDATE_SCHEMA").is_some_and(|v| v == "1") {
-            let text = format!("{}\n", serde_json::to_string_pretty(&generated).unwrap());
-            crate::durable::replace_unsynced(&path, text.as_bytes(), 0o644).unwrap();
+    fn the_published_schemas_are_what_the_types_say() {
+        for (name, generated) in
+            [("result.schema.json", json_schema()), ("exec-result.schema.json", exec_result_schema())]
+        {
+            let path = spec().join(name);
+            if std::env::var_os("AGENTSBX_UPDATE_SCHEMA").is_some_and(|v| v == "1") {
+                let text = format!("{}\n", serde_json::to_string_pretty(&generated).unwrap());
+                crate::durable::replace_unsynced(&path, text.as_bytes(), 0o644).unwrap();
+            }
+            assert!(
+                read(&path) == generated,
+                "{} is out of date: run `make schema` and look at what changed",
+                path.display()
+            );
         }
-        assert!(
-            read(&path) == generated,
-            "{} is out of date: run `make schema` and look at what changed",
-            path.display()
-        );
     }
 
     /// Every example is valid, and none of its fields is unknown to the types or lost by them.

@@ -21,6 +21,15 @@ pub enum RuntimeError {
     /// The first process has ended.
     #[error("container not running")]
     NotRunning,
+    /// An exec that does not run. Whether there was one, only the store knows.
+    #[error("exec {0} does not exist")]
+    NoExec(String),
+    /// The command of an exec has ended; Go's text, which engines look for.
+    #[error("process already finished")]
+    Finished,
+    /// A command that is being started, and takes long.
+    #[error("the command of exec {0} has not been started yet: try again")]
+    ExecStarting(String),
     /// `resume` of a container that is not paused.
     #[error("container not paused")]
     NotPaused,
@@ -157,10 +166,11 @@ impl Classify for RuntimeError {
     fn kind(&self) -> Kind {
         use RuntimeError as E;
         match self {
-            E::NotFound => Kind::NotFound,
+            E::NotFound | E::NoExec(_) | E::Finished => Kind::NotFound,
             E::Exists => Kind::AlreadyExists,
             E::NotRunning
             | E::NotPaused
+            | E::ExecStarting(_)
             | E::AlreadyStarted
             | E::StartStopped
             | E::NotStopped { .. }

@@ -34,7 +34,7 @@ pub mod update;
 pub use create::{CreateRequest, create};
 pub use delete::{DeleteRequest, delete};
 pub use error::RuntimeError;
-pub use kill::{KillRequest, kill, pause, resume};
+pub use kill::{KillRequest, kill, kill_exec, pause, resume};
 pub use run::{Ran, RunRequest, Steps, run};
 pub use start::{Started, start};
 pub use state::{Record, Status, pids};

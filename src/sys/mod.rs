@@ -3,12 +3,15 @@
 
 pub mod attributes;
 pub mod bpf;
+pub mod cgroup;
 pub mod exe;
 pub mod fs;
+pub mod fsmount;
 pub mod image;
 pub mod inside;
 pub mod landlock;
 pub mod loopback;
+pub mod loopdev;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
@@ -19,8 +22,10 @@ pub mod process;
 pub mod quota;
 pub mod signal;
 pub mod socket;
+pub mod spawn;
 mod start;
 pub mod tty;
+pub mod watch;
 
 use crate::error::{Classify, Kind};
 

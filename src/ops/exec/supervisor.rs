@@ -19,6 +19,7 @@ use crate::runtime::exec::budget::{Budget, Limit};
 use crate::runtime::exec::cgroup::ExecCgroup;
 use crate::runtime::exec::process::{Described, describe};
 use crate::runtime::exec::quota::Quota;
+use crate::runtime::exec::roster::Listed;
 use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{Birth, ExecError, Plan, Running, Stdio, abandon, spawn};
@@ -71,10 +72,18 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
     let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
     let launched = exec.limit_disk(record.confinement.layer_bytes).and_then(|disk| {
+        let mut listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths())?;
         let (running, terminal) = launch(&exec, &prepared, described, pidfd, cgroup)?;
-        Ok((running, terminal, disk))
+        match listed.runs(running.pid) {
+            Ok(()) => Ok((running, terminal, disk, listed)),
+            Err(err) => {
+                abandon(running)?;
+                Err(err.into())
+            }
+        }
     });
-    let (running, terminal, (quota, budget)) = match launched {
+    // Until the result is written.
+    let (running, terminal, (quota, budget), _listed) = match launched {
         Ok(launched) => launched,
         Err(err) => {
             let err = or_stopped(record, err);

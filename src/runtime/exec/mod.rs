@@ -4,6 +4,7 @@ pub mod budget;
 pub mod cgroup;
 pub mod process;
 pub mod quota;
+pub mod roster;
 pub mod strays;
 pub mod supervise;
 

@@ -1,0 +1,159 @@
+//! What the shim reads and writes in a bundle: the engine's configuration, pid files, the first process's exit code.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Serialize};
+
+use super::ShimError;
+use super::reaper::Exit;
+use crate::durable;
+
+/// The longest configuration, bytes.
+const CONFIG_MAX: u64 = 16 << 20;
+/// The longest id of an exec, bytes: a file is named after it.
+const EXEC_ID_MAX: usize = 200;
+/// The file with the exit code.
+const EXIT_FILE: &str = "exit.json";
+
+/// The parts of `config.json` that the shim looks at.
+#[derive(Debug, Default, Deserialize)]
+pub struct Config {
+    #[serde(default)]
+    linux: Linux,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Linux {
+    #[serde(default)]
+    cgroups_path: Option<String>,
+    #[serde(default)]
+    namespaces: Vec<Namespace>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Namespace {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    path: String,
+}
+
+impl Config {
+    /// Of the bundle.
+    pub fn read(bundle: &Path) -> Result<Config, ShimError> {
+        let path = bundle.join("config.json");
+        let mut text = Vec::new();
+        File::open(&path)
+            .and_then(|file| file.take(CONFIG_MAX).read_to_end(&mut text))
+            .map_err(ShimError::io("read", &path))?;
+        serde_json::from_slice(&text).map_err(|err| ShimError::Invalid(format!("{}: {err}", path.display())))
+    }
+
+    /// `linux.cgroupsPath`.
+    pub fn cgroups_path(&self) -> Option<&str> {
+        self.linux.cgroups_path.as_deref()
+    }
+
+    /// Whether the first process is the first of a pid namespace that is made for it.
+    pub fn has_own_pid_namespace(&self) -> bool {
+        self.linux.namespaces.iter().any(|namespace| namespace.kind == "pid" && namespace.path.is_empty())
+    }
+}
+
+/// An exec's id that a file can be named after.
+pub fn check_exec_id(id: &str) -> Result<&str, ShimError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.:+@=".contains(c);
+    // The runtime takes leading dots off a pid file's name, as another shim puts one there.
+    if id.is_empty() || id.len() > EXEC_ID_MAX || id.starts_with('.') || !id.chars().all(good) {
+        return Err(ShimError::Invalid(format!("exec id {id:?}")));
+    }
+    Ok(id)
+}
+
+/// A pid file as the runtime writes it.
+pub fn read_pid(path: &Path) -> Result<u32, ShimError> {
+    let text = std::fs::read_to_string(path).map_err(ShimError::io("read", path))?;
+    let pid = text.trim().parse().ok().filter(|pid| *pid != 0);
+    pid.ok_or_else(|| ShimError::Io {
+        doing: "read a pid from",
+        path: path.into(),
+        source: io::ErrorKind::InvalidData.into(),
+    })
+}
+
+/// A directory that is there already is as good as a new one.
+pub fn there(err: io::Error) -> io::Result<()> {
+    if err.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(err) }
+}
+
+/// The first process's end: what `delete` answers when the shim is gone, so that containerd tells no second code.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ended {
+    /// Its pid, which may be another's by now.
+    pub pid: u32,
+    /// Its exit code, or 128 and the signal that killed it.
+    pub status: u32,
+    /// When.
+    pub exited_at: DateTime<Utc>,
+}
+
+/// Records the first process's end in the bundle.
+pub fn write_exit(bundle: &Path, pid: u32, exit: Exit) -> io::Result<()> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Written {
+        pid: u32,
+        status: u32,
+        exited_at: String,
+    }
+    let exited_at = DateTime::<Utc>::from(exit.at).to_rfc3339_opts(SecondsFormat::Nanos, true);
+    let text = serde_json::to_vec(&Written { pid, status: exit.code, exited_at })?;
+    durable::replace_unsynced(&bundle.join(EXIT_FILE), &text, 0o600)
+}
+
+/// What was recorded; `None` if it had not ended when the shim did.
+pub fn read_exit(bundle: &Path) -> Option<Ended> {
+    let text = std::fs::read(bundle.join(EXIT_FILE)).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_of_a_configuration() {
+        let config = |text: &str| serde_json::from_str::<Config>(text).unwrap();
+        let own = config(r#"{"linux": {"cgroupsPath": "/a/b", "namespaces": [{"type": "pid"}, {"type": "ipc"}]}}"#);
+        assert_eq!((own.cgroups_path(), own.has_own_pid_namespace()), (Some("/a/b"), true));
+        let joined = config(r#"{"linux": {"namespaces": [{"type": "pid", "path": "/proc/1/ns/pid"}]}}"#);
+        assert_eq!((joined.cgroups_path(), joined.has_own_pid_namespace()), (None, false));
+        assert!(!config("{}").has_own_pid_namespace());
+    }
+
+    #[test]
+    fn exec_ids_name_files() {
+        for good in ["a", "exec-1", "3f0a", "a.b_c"] {
+            assert_eq!(check_exec_id(good).unwrap(), good);
+        }
+        let long = "a".repeat(201);
+        for bad in ["", ".", "..", "../x", "a/b", ".a", "a\0", "a\n", &long] {
+            check_exec_id(bad).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn an_exit_code_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_exit(dir.path()), None);
+        let at = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1_700_000_000_123_456_789);
+        write_exit(dir.path(), 77, Exit { code: 137, at }).unwrap();
+        let read = read_exit(dir.path()).unwrap();
+        assert_eq!((read.pid, read.status, read.exited_at), (77, 137, at.into()));
+    }
+}
