@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Classify, Kind};
 
+/// On cgroup v2, the group of a container's first process, below the container's. Those of execs have an id instead of a word.
+pub const FIRST_GROUP: &str = "agentsbx-first";
+
 /// A value that is none of the word's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {word} {value:?}: expected {expected}")]

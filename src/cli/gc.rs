@@ -39,9 +39,17 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
             }
             text.push_str(&format!("{} to delete, {} layers kept\n", plan.delete.len(), plan.kept));
         }
-        Some(gc::Done { dropped, over, report }) => {
+        Some(gc::Done { dropped, busy, over, report }) => {
+            for container in busy {
+                let id = visible(container.id.as_str());
+                text.push_str(&format!("container {id}: its history is being read or changed just now: try again\n"));
+            }
             for (container, err) in over {
-                text.push_str(&format!("container {}: its history is left as it is: {}\n", container.id, chain(err)));
+                text.push_str(&format!(
+                    "container {}: its history is left as it is: {}\n",
+                    visible(container.id.as_str()),
+                    chain(err)
+                ));
                 code = 1;
             }
             if !collected.histories.is_empty() {

@@ -21,6 +21,8 @@ pub struct Collected {
 pub struct Done {
     /// How many generations went.
     pub dropped: usize,
+    /// Histories that are still over their bounds: they are being read or changed just now.
+    pub busy: Vec<Container>,
     /// Histories that could not be brought within their bounds, and why.
     pub over: Vec<(Container, OpsError)>,
     /// What was deleted.
@@ -37,16 +39,18 @@ pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> 
     if dry_run {
         return Ok(Collected { histories, plan: store.plan_gc()?, done: None });
     }
-    let mut done = Done::default();
+    // Their data is found as garbage.
+    let _rows = store.release_retired(None)?;
+    let plan = store.plan_gc()?;
+    // First: merging takes some space.
+    let mut done = Done { report: store.execute_gc(&plan)?, ..Done::default() };
     for (container, _) in &histories {
         match retain::apply(&store, container, bounds, Rigour::Exact) {
             Ok(gone) => done.dropped += gone.len(),
             Err(err) => done.over.push((container.clone(), err)),
         }
     }
-    // Their data is found as garbage.
-    let _rows = store.release_retired(None)?;
-    let plan = store.plan_gc()?;
-    done.report = store.execute_gc(&plan)?;
+    done.busy = retain::plans(&store, bounds)?.into_iter().map(|(container, _)| container).collect();
+    done.busy.retain(|container| done.over.iter().all(|(over, _)| over.key != container.key));
     Ok(Collected { histories, plan, done: Some(done) })
 }

@@ -117,7 +117,7 @@ pub fn sweep(container: &Container) -> Result<usize, OpsError> {
     for dir in written_dirs(container) {
         swept += durable::sweep(&dir).map_err(|source| OpsError::File { doing: "clean up", path: dir, source })?;
     }
-    Ok(swept)
+    Ok(swept + roster::sweep(&Record::dir_of(&container.root, &container.id))?)
 }
 
 /// How long a container that is gone is waited for: whoever deletes it waits for its execs before he drops its history.
@@ -215,7 +215,6 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         // Litter in a layer's own directory goes with the layer at the latest.
         let _ = durable::sweep(&store.layer_dir(layer));
     }
-    roster::forget(&Record::dir_of(&container.root, &container.id), record.id);
     // `recover` tells of what could not be swept.
     let _ = sweep(&container);
     if container.removed_ns.is_none()

@@ -23,7 +23,7 @@ use crate::terms::Retention;
 
 /// How many layers are merged at once: each costs a descriptor for each level of directories.
 const WIDTH: usize = 16;
-/// How long who reads layers is waited for.
+/// How long who reads layers is waited for, and by who is exact, who drops generations already.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often a history that changes meanwhile is looked at again.
@@ -65,7 +65,8 @@ pub fn apply(
     bounds: &Retention,
     rigour: Rigour,
 ) -> Result<Vec<Dropped>, OpsError> {
-    let Some(_lock) = store.retention_lock(container.key)? else { return Ok(Vec::new()) };
+    let patience = if rigour == Rigour::Exact { PATIENCE } else { Duration::ZERO };
+    let Some(_lock) = store.retention_lock(container.key, patience)? else { return Ok(Vec::new()) };
     delete(store, store.release_retired(Some(container.key))?)?;
     let mut gone = Vec::new();
     let mut stale = 0;
@@ -73,6 +74,10 @@ pub fn apply(
         let plan = store.plan_retention(container.key, bounds, Some(MAX_FOLDS))?;
         let enough = rigour == Rigour::Exact || !gone.is_empty() || plan.is_worth(bounds);
         if plan.dropped.is_empty() || !enough {
+            return Ok(gone);
+        }
+        // Layers may be read for long (by a patch that somebody pages through): nothing is merged in vain meanwhile.
+        if rigour == Rigour::Rough && store.drop_lock(container.key)?.is_none() {
             return Ok(gone);
         }
         match carry_out(store, container, &plan)? {

@@ -6,6 +6,7 @@
 
 pub mod args;
 pub mod bootstrap;
+pub mod cgroup;
 mod confine;
 pub mod container;
 pub mod daemon;
@@ -15,7 +16,9 @@ pub mod events;
 pub mod info;
 pub mod io;
 pub mod log;
+pub mod metrics;
 pub mod mounts;
+pub mod oom;
 pub mod options;
 pub mod process;
 pub mod reaper;

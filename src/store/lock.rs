@@ -152,10 +152,10 @@ impl Store {
         Ok(readers.map(|readers| DropLock { _commit: commit, _readers: readers }))
     }
 
-    /// Claims the dropping of a container's old generations, unless somebody does it already.
-    pub fn retention_lock(&self, key: ContainerKey) -> Result<Option<RetentionLock>, StoreError> {
+    /// Claims the dropping of a container's old generations; `None` if somebody does it for all of `timeout`.
+    pub fn retention_lock(&self, key: ContainerKey, timeout: Duration) -> Result<Option<RetentionLock>, StoreError> {
         let path = self.container_lock_path(LockOf::Retention, key);
-        Ok(LockFile::try_lock(&path).at("lock", &path)?.map(|lock| RetentionLock { _lock: lock }))
+        Ok(LockFile::lock_for(&path, timeout).at("lock", &path)?.map(|lock| RetentionLock { _lock: lock }))
     }
 
     /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover:

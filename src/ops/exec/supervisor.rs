@@ -70,20 +70,20 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     let mode = if record.readonly_root && cows.is_empty() { LayerMode::Shared } else { prepared.settings.layer };
     let id = ExecId::new();
     let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
+    // From before its row is there until its result is written: who finds the row and not this, finds an exec that has ended.
+    let mut listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths())?;
     let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
     let launched = exec.limit_disk(record.confinement.layer_bytes).and_then(|disk| {
-        let mut listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths())?;
         let (running, terminal) = launch(&exec, &prepared, described, pidfd, cgroup)?;
         match listed.runs(running.pid) {
-            Ok(()) => Ok((running, terminal, disk, listed)),
+            Ok(()) => Ok((running, terminal, disk)),
             Err(err) => {
                 abandon(running)?;
                 Err(err.into())
             }
         }
     });
-    // Until the result is written.
-    let (running, terminal, (quota, budget), _listed) = match launched {
+    let (running, terminal, (quota, budget)) = match launched {
         Ok(launched) => launched,
         Err(err) => {
             let err = or_stopped(record, err);
