@@ -47,6 +47,8 @@ pub struct Recovered {
     pub containers: Vec<String>,
     /// How many layers, locks and the like were deleted that nothing refers to any more.
     pub collected: usize,
+    /// How many generations went to keep histories within their bounds.
+    pub dropped: usize,
     /// What could not be repaired, and why; the rest was all the same.
     pub failed: Vec<OpsError>,
 }
@@ -82,8 +84,12 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
         }
     }
     match gc::collect(context, false) {
-        Ok(gc::Collected::Done(_, report)) => recovered.collected += report.deleted.len(),
-        Ok(gc::Collected::Planned(_)) => {}
+        Ok(gc::Collected { done, .. }) => {
+            let done = done.unwrap_or_default();
+            recovered.collected += done.report.deleted.len();
+            recovered.dropped = done.dropped;
+            recovered.failed.extend(done.over.into_iter().map(|(_, err)| err));
+        }
         Err(err) => recovered.failed.push(err),
     }
     Ok(recovered)
@@ -111,7 +117,7 @@ pub fn sweep(container: &Container) -> Result<usize, OpsError> {
     for dir in written_dirs(container) {
         swept += durable::sweep(&dir).map_err(|source| OpsError::File { doing: "clean up", path: dir, source })?;
     }
-    Ok(swept)
+    Ok(swept + roster::sweep(&Record::dir_of(&container.root, &container.id))?)
 }
 
 /// How long a container that is gone is waited for: whoever deletes it waits for its execs before he drops its history.
@@ -209,7 +215,6 @@ fn repair(store: &Store, lost: Abandoned) -> Result<Repaired, OpsError> {
         // Litter in a layer's own directory goes with the layer at the latest.
         let _ = durable::sweep(&store.layer_dir(layer));
     }
-    roster::forget(&Record::dir_of(&container.root, &container.id), record.id);
     // `recover` tells of what could not be swept.
     let _ = sweep(&container);
     if container.removed_ns.is_none()

@@ -16,9 +16,8 @@ use super::cgroup::CgroupDir;
 use super::members::write;
 use crate::spec::{Config, Mount};
 use crate::sys::proc;
+use crate::terms::FIRST_GROUP;
 
-/// The group's name. Those of execs have an id instead of a word.
-const FIRST: &str = "agentsbx-first";
 /// How our groups' names begin.
 const OURS: &str = "agentsbx-";
 /// What execs are counted by, and limited.
@@ -66,7 +65,7 @@ fn try_settle(dir: &Path, pid: i32) -> io::Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let own = dir.join(FIRST);
+    let own = dir.join(FIRST_GROUP);
     match rustix::fs::mkdir(&own, rustix::fs::Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(errno.into()),

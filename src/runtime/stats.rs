@@ -1,13 +1,11 @@
 //! What a container uses, read from its cgroups, in the JSON shape of runc's `events --stats`.
 
-use std::fs;
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
 use super::cgroup::CgroupDir;
 use super::error::RuntimeError;
 use super::state::{Record, Status};
+use crate::sys::cgroup::{Device, Files, Pairs};
 
 /// Ticks of cpuacct.stat a second, as nanoseconds: USER_HZ is 100 on every Linux.
 const NS_PER_TICK: u64 = 10_000_000;
@@ -52,39 +50,6 @@ fn of_cgroups(dirs: &[CgroupDir]) -> Value {
     })
 }
 
-/// The files of one cgroup; of none, if the host lacks the controller.
-#[derive(Clone, Copy)]
-struct Files<'a>(Option<&'a Path>);
-
-impl Files<'_> {
-    /// A controller that the kernel does not have, or has without this file, says nothing: that is no error.
-    fn text(&self, name: &str) -> Option<String> {
-        fs::read_to_string(self.0?.join(name)).ok()
-    }
-
-    /// A single number; `None` for `max`.
-    fn number(&self, name: &str) -> Option<u64> {
-        self.text(name)?.trim().parse().ok()
-    }
-
-    fn numbers(&self, name: &str) -> Vec<u64> {
-        self.text(name).unwrap_or_default().split_whitespace().filter_map(|n| n.parse().ok()).collect()
-    }
-
-    /// `key value` lines, in order.
-    fn pairs(&self, name: &str) -> Vec<(String, u64)> {
-        let text = self.text(name).unwrap_or_default();
-        text.lines()
-            .filter_map(|l| l.split_once(' '))
-            .filter_map(|(k, v)| Some((k.to_owned(), v.trim().parse().ok()?)))
-            .collect()
-    }
-}
-
-fn value(pairs: &[(String, u64)], key: &str) -> u64 {
-    pairs.iter().find(|(k, _)| k == key).map_or(0, |(_, v)| *v)
-}
-
 /// Go's `omitempty`.
 fn put(map: &mut Map<String, Value>, key: &str, number: u64) {
     if number != 0 {
@@ -98,11 +63,11 @@ fn put_list(map: &mut Map<String, Value>, key: &str, list: Vec<u64>) {
     }
 }
 
-fn throttling(pairs: &[(String, u64)], time_key: &str, factor: u64) -> Value {
+fn throttling(pairs: &Pairs, time_key: &str, factor: u64) -> Value {
     let mut map = Map::new();
-    put(&mut map, "periods", value(pairs, "nr_periods"));
-    put(&mut map, "throttledPeriods", value(pairs, "nr_throttled"));
-    put(&mut map, "throttledTime", value(pairs, time_key).saturating_mul(factor));
+    put(&mut map, "periods", pairs.value("nr_periods"));
+    put(&mut map, "throttledPeriods", pairs.value("nr_throttled"));
+    put(&mut map, "throttledTime", pairs.value(time_key).saturating_mul(factor));
     Value::Object(map)
 }
 
@@ -120,14 +85,14 @@ fn cpu_v1(cpu: &Files<'_>, acct: &Files<'_>) -> Value {
     put_list(&mut usage, "percpu", acct.numbers("cpuacct.usage_percpu"));
     put_list(&mut usage, "percpu_kernel", all.iter().filter_map(|l| l.get(2).copied()).collect());
     put_list(&mut usage, "percpu_user", all.iter().filter_map(|l| l.get(1).copied()).collect());
-    usage.insert("kernel".into(), json!(value(&stat, "system") * NS_PER_TICK));
-    usage.insert("user".into(), json!(value(&stat, "user") * NS_PER_TICK));
+    usage.insert("kernel".into(), json!(stat.value("system") * NS_PER_TICK));
+    usage.insert("user".into(), json!(stat.value("user") * NS_PER_TICK));
     json!({"usage": usage, "throttling": throttling(&cpu.pairs("cpu.stat"), "throttled_time", 1)})
 }
 
 fn cpu_v2(files: &Files<'_>) -> Value {
     let stat = files.pairs("cpu.stat");
-    let ns = |key| value(&stat, key).saturating_mul(1000);
+    let ns = |key| stat.value(key).saturating_mul(1000);
     let mut usage = Map::new();
     put(&mut usage, "total", ns("usage_usec"));
     usage.insert("kernel".into(), json!(ns("system_usec")));
@@ -194,7 +159,7 @@ fn memory_v1(files: &Files<'_>) -> Value {
         )
     };
     let mut map = Map::new();
-    put(&mut map, "cache", value(&stat, "cache"));
+    put(&mut map, "cache", stat.value("cache"));
     map.insert("usage".into(), entry(""));
     map.insert("swap".into(), entry("memsw."));
     map.insert("kernel".into(), entry("kmem."));
@@ -203,9 +168,9 @@ fn memory_v1(files: &Files<'_>) -> Value {
     Value::Object(map)
 }
 
-fn raw(mut stat: Vec<(String, u64)>) -> Value {
-    stat.sort();
-    Value::Object(stat.into_iter().map(|(k, v)| (k, json!(v))).collect())
+fn raw(mut stat: Pairs) -> Value {
+    stat.0.sort();
+    Value::Object(stat.0.into_iter().map(|(k, v)| (k, json!(v))).collect())
 }
 
 fn memory_v2(files: &Files<'_>) -> Value {
@@ -215,9 +180,9 @@ fn memory_v2(files: &Files<'_>) -> Value {
     let peak = files.number("memory.peak").unwrap_or(0);
     let swap_usage = files.number("memory.swap.current").unwrap_or(0);
     let swap_limit = files.number("memory.swap.max").map_or(u64::MAX, |s| s.saturating_add(limit));
-    let failures = value(&files.pairs("memory.events"), "max");
+    let failures = files.pairs("memory.events").value("max");
     let mut map = Map::new();
-    put(&mut map, "cache", value(&stat, "file"));
+    put(&mut map, "cache", stat.value("file"));
     map.insert("usage".into(), memory_entry(limit, usage, peak, failures));
     map.insert("swap".into(), memory_entry(swap_limit, swap_usage + usage, 0, 0));
     map.insert("kernel".into(), memory_entry(0, 0, 0, 0));
@@ -226,16 +191,15 @@ fn memory_v2(files: &Files<'_>) -> Value {
     Value::Object(map)
 }
 
-fn device_entry(device: &str, op: &str, number: u64) -> Option<Value> {
-    let (major, minor) = device.split_once(':')?;
+fn device_entry(device: &Device) -> Value {
     let mut map = Map::new();
-    put(&mut map, "major", major.parse().ok()?);
-    put(&mut map, "minor", minor.parse().ok()?);
-    if !op.is_empty() {
-        map.insert("op".into(), json!(op));
+    put(&mut map, "major", device.major);
+    put(&mut map, "minor", device.minor);
+    if !device.op.is_empty() {
+        map.insert("op".into(), json!(device.op));
     }
-    put(&mut map, "value", number);
-    Some(Value::Object(map))
+    put(&mut map, "value", device.value);
+    Value::Object(map)
 }
 
 fn blkio_v1(files: &Files<'_>) -> Value {
@@ -256,43 +220,27 @@ fn blkio_v1(files: &Files<'_>) -> Value {
         ("ioTimeRecursive", &["bfq.time_recursive"][..]),
         ("sectorsRecursive", &["bfq.sectors_recursive"][..]),
     ] {
-        let entries = names.iter().map(|n| device_lines(&files.text(&format!("blkio.{n}")).unwrap_or_default()));
+        let entries = names.iter().map(|n| files.devices(&format!("blkio.{n}")));
         if let Some(entries) = entries.into_iter().find(|e| !e.is_empty()) {
-            map.insert(key.to_owned(), Value::Array(entries));
+            map.insert(key.to_owned(), Value::Array(entries.iter().map(device_entry).collect()));
         }
     }
     Value::Object(map)
 }
 
-/// `8:0 Read 4096` or `8:0 4096` lines; the closing total has no device.
-fn device_lines(text: &str) -> Vec<Value> {
-    text.lines()
-        .filter_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
-            [device, op, number] => device_entry(device, op, number.parse().ok()?),
-            [device, number] => device_entry(device, "", number.parse().ok()?),
-            _ => None,
-        })
-        .collect()
-}
-
 fn io_v2(files: &Files<'_>) -> Value {
     let (mut bytes, mut count) = (Vec::new(), Vec::new());
-    for line in files.text("io.stat").unwrap_or_default().lines() {
-        let mut parts = line.split_whitespace();
-        let Some(device) = parts.next() else { continue };
-        for (key, number) in parts.filter_map(|p| p.split_once('=')) {
-            let Ok(number) = number.parse() else { continue };
-            let (list, op) = match key {
-                "rbytes" => (&mut bytes, "Read"),
-                "wbytes" => (&mut bytes, "Write"),
-                "dbytes" => (&mut bytes, "Discard"),
-                "rios" => (&mut count, "Read"),
-                "wios" => (&mut count, "Write"),
-                "dios" => (&mut count, "Discard"),
-                _ => continue,
-            };
-            list.extend(device_entry(device, op, number));
-        }
+    for device in files.io() {
+        let (list, op) = match device.op.as_str() {
+            "rbytes" => (&mut bytes, "Read"),
+            "wbytes" => (&mut bytes, "Write"),
+            "dbytes" => (&mut bytes, "Discard"),
+            "rios" => (&mut count, "Read"),
+            "wios" => (&mut count, "Write"),
+            "dios" => (&mut count, "Discard"),
+            _ => continue,
+        };
+        list.push(device_entry(&Device { op: op.to_owned(), ..device }));
     }
     let mut map = Map::new();
     for (key, list) in [("ioServiceBytesRecursive", bytes), ("ioServicedRecursive", count)] {
@@ -306,14 +254,7 @@ fn io_v2(files: &Files<'_>) -> Value {
 /// One entry a page size that the cgroup has files for.
 fn hugetlb_of(files: &Files<'_>, v1: bool) -> Value {
     let mut out = Map::new();
-    let Some(entries) = files.0.and_then(|dir| fs::read_dir(dir).ok()) else { return json!({}) };
-    let suffix = if v1 { ".usage_in_bytes" } else { ".current" };
-    let names = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
-    let mut sizes: Vec<String> = names
-        .filter_map(|n| Some(n.strip_prefix("hugetlb.")?.strip_suffix(suffix)?.to_owned()))
-        .filter(|size| !size.contains("rsvd"))
-        .collect();
-    sizes.sort();
+    let sizes = files.huge_pages(if v1 { ".usage_in_bytes" } else { ".current" });
     for size in sizes {
         let number = |name: &str| files.number(&format!("hugetlb.{size}.{name}")).unwrap_or(0);
         let mut map = Map::new();
@@ -323,7 +264,7 @@ fn hugetlb_of(files: &Files<'_>, v1: bool) -> Value {
             map.insert("failcnt".into(), json!(number("failcnt")));
         } else {
             put(&mut map, "usage", number("current"));
-            map.insert("failcnt".into(), json!(value(&files.pairs(&format!("hugetlb.{size}.events")), "max")));
+            map.insert("failcnt".into(), json!(files.pairs(&format!("hugetlb.{size}.events")).value("max")));
         }
         out.insert(size, Value::Object(map));
     }

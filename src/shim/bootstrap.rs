@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult, LogLevel};
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
-use containerd_shim_protos::shim::oci::Options;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 
 use super::args::Args;
+use super::options::Options;
 use super::socket::{self, Found, Place};
 use super::{ShimError, confine};
 use crate::durable;
@@ -37,7 +37,7 @@ pub const RUNNING: &str = "running";
 const TASK_VERSION: i32 = 3;
 /// The file in the bundle that has the address, from which containerd 1.6 finds the shim again.
 pub const ADDRESS: &str = "address";
-/// The type of the options that runc's shim and this one take.
+/// The type of the options that are looked into when they come as JSON.
 const OPTIONS: &str = "containerd.runc.v1.Options";
 /// Annotations that name a container's group, in this order.
 const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
@@ -102,7 +102,7 @@ struct JsonOptions {
     #[serde(rename = "@type")]
     type_url: String,
     #[serde(default, alias = "shim_cgroup")]
-    shim_cgroup: String,
+    shim_cgroup: PathBuf,
 }
 
 /// Does `start`. `program` is this one, `bundle` absolute. Returns what containerd is to read from standard output.
@@ -168,15 +168,6 @@ fn readable(fd: impl AsFd, deadline: Instant) -> Result<bool, rustix::io::Errno>
     }
 }
 
-/// The options of an `Any`, if it has ours; other types are for other shims and are left alone.
-pub fn options_of(any: &Any) -> Result<Option<Options>, ShimError> {
-    let name = any.type_url.rsplit('/').next().unwrap_or_default();
-    if name != OPTIONS {
-        return Ok(None);
-    }
-    Options::parse_from_bytes(&any.value).map(Some).map_err(|err| ShimError::Invalid(format!("{OPTIONS}: {err}")))
-}
-
 /// What containerd asks for: what it wrote, else its flags, else its environment.
 ///
 /// `BootstrapParams` begins with two strings, and so does the `Any` of the options that containerd wrote before: only one
@@ -214,9 +205,10 @@ fn understand(input: &[u8], args: &Args, env: &Env) -> Result<Request, ShimError
         given(json.containerd_ttrpc_address, &mut request.ttrpc_address);
         given(json.containerd_grpc_address, &mut request.address);
         request.socket_dir = json.socket_dir.filter(|dir| !dir.is_empty()).map_or(request.socket_dir, PathBuf::from);
-        let ours = |value: &JsonOptions| value.type_url.rsplit('/').next() == Some(OPTIONS);
+        let ours = |value: &JsonOptions| is_options(&value.type_url);
         let options = json.extensions.into_iter().map(|extension| extension.value).find(ours);
-        request.options.shim_cgroup = options.map(|options| options.shim_cgroup).unwrap_or_default();
+        request.options.shim_cgroup =
+            options.map(|options| options.shim_cgroup).filter(|path| !path.as_os_str().is_empty());
     } else {
         let params = BootstrapParams::parse_from_bytes(input).ok().filter(|_| !input.is_empty());
         match params {
@@ -227,9 +219,8 @@ fn understand(input: &[u8], args: &Args, env: &Env) -> Result<Request, ShimError
                 given(params.containerd_grpc_address, &mut request.address);
                 let dir = params.socket_dir.filter(|dir| !dir.is_empty());
                 request.socket_dir = dir.map_or(request.socket_dir, PathBuf::from);
-                for any in params.extensions.iter().filter_map(|extension| extension.value.as_ref()) {
-                    request.options = options_of(any)?.unwrap_or(request.options);
-                }
+                let mut all = params.extensions.iter().filter_map(|extension| extension.value.as_ref());
+                request.options = Options::of(all.find(|any| is_options(&any.type_url)))?;
             }
             Some(params) if !params.containerd_ttrpc_address.is_empty() => {
                 return Err(stranger(&params.instance_id, &params.namespace));
@@ -238,7 +229,7 @@ fn understand(input: &[u8], args: &Args, env: &Env) -> Result<Request, ShimError
                 let any = Any::parse_from_bytes(input).map_err(|err| {
                     ShimError::Invalid(format!("standard input is no message of containerd's: {err}"))
                 })?;
-                request.options = options_of(&any)?.unwrap_or_default();
+                request.options = Options::of(Some(&any))?;
             }
         }
     }
@@ -255,6 +246,10 @@ fn understand(input: &[u8], args: &Args, env: &Env) -> Result<Request, ShimError
         };
     }
     Ok(request)
+}
+
+fn is_options(type_url: &str) -> bool {
+    type_url.rsplit('/').next() == Some(OPTIONS)
 }
 
 fn is_verbose(level: i64) -> bool {
@@ -308,8 +303,8 @@ fn launch(program: &Path, place: &Place, args: &Args, request: &Request, bundle:
 }
 
 fn confine(pid: u32, options: &Options) -> Result<(), ShimError> {
-    if !options.shim_cgroup.is_empty() {
-        confine::enter_cgroup(pid, &options.shim_cgroup)?;
+    if let Some(group) = &options.shim_cgroup {
+        confine::enter_cgroup(pid, group)?;
     }
     confine::adjust_oom_score(pid, std::os::unix::process::parent_id())
 }
@@ -374,6 +369,7 @@ mod tests {
     use super::*;
     use crate::shim::args::Action;
     use containerd_shim_protos::bootstrap_api::Extension;
+    use containerd_shim_protos::shim::oci;
 
     fn args() -> Args {
         Args {
@@ -393,7 +389,7 @@ mod tests {
     }
 
     fn any(type_url: &str) -> Any {
-        let options = Options { shim_cgroup: "/shims".into(), ..Options::default() };
+        let options = oci::Options { shim_cgroup: "/shims".into(), ..oci::Options::default() };
         Any { type_url: type_url.into(), value: options.write_to_bytes().unwrap(), ..Any::default() }
     }
 
@@ -413,13 +409,13 @@ mod tests {
     #[test]
     fn what_containerd_before_2_3_writes() {
         for (input, cgroup) in [
-            (vec![], ""),
-            (any(OPTIONS).write_to_bytes().unwrap(), "/shims"),
-            (any("type.googleapis.com/containerd.runc.v1.Options").write_to_bytes().unwrap(), "/shims"),
-            (any("runtimeoptions.v1.Options").write_to_bytes().unwrap(), ""),
+            (vec![], None),
+            (any(OPTIONS).write_to_bytes().unwrap(), Some("/shims")),
+            (any("type.googleapis.com/containerd.runc.v1.Options").write_to_bytes().unwrap(), Some("/shims")),
+            (any("x.v1.Options").write_to_bytes().unwrap(), None),
         ] {
             let request = understand(&input, &args(), &env()).unwrap();
-            assert_eq!((request.form, request.options.shim_cgroup.as_str()), (Form::Address, cgroup));
+            assert_eq!((request.form, request.options.shim_cgroup.as_deref()), (Form::Address, cgroup.map(Path::new)));
             assert_eq!(
                 (request.address.as_str(), request.ttrpc_address.as_str()),
                 ("/run/c.sock", "/run/c.sock.ttrpc")
@@ -438,7 +434,7 @@ mod tests {
         let message = params("c1").write_to_bytes().unwrap();
         for (input, form) in [(&message[..], Form::Message), (&json[..], Form::Json)] {
             let request = understand(input, &args(), &env()).unwrap();
-            assert_eq!((request.form, request.options.shim_cgroup.as_str()), (form, "/shims"));
+            assert_eq!((request.form, request.options.shim_cgroup.as_deref()), (form, Some(Path::new("/shims"))));
             assert_eq!((request.address.as_str(), request.ttrpc_address.as_str()), ("/other", "/other.ttrpc"));
             assert_eq!((request.socket_dir.as_path(), request.debug), (Path::new("/run/s"), true));
         }

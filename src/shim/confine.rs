@@ -14,8 +14,8 @@ const OOM_MAX: i32 = 1000;
 ///
 /// # Errors
 /// [`ShimError::Invalid`] for the root or a path with `..`, or where no hierarchy has it; [`ShimError::Io`] if one refuses.
-pub fn enter_cgroup(pid: u32, group: &str) -> Result<(), ShimError> {
-    let relative: PathBuf = Path::new(group).components().filter(|c| *c != Component::RootDir).collect();
+pub fn enter_cgroup(pid: u32, group: &Path) -> Result<(), ShimError> {
+    let relative: PathBuf = group.components().filter(|c| *c != Component::RootDir).collect();
     if relative.as_os_str().is_empty() || relative.components().any(|c| !matches!(c, Component::Normal(_))) {
         return Err(ShimError::Invalid(format!("shim_cgroup {group:?}")));
     }
@@ -95,7 +95,7 @@ mod tests {
         // No process has this number.
         let nobody = i32::MAX as u32;
         for group in ["../x", "/a/../../b", "", "/", "/no-such-cgroup-of-ours"] {
-            assert!(matches!(enter_cgroup(nobody, group), Err(ShimError::Invalid(_))), "{group:?}");
+            assert!(matches!(enter_cgroup(nobody, Path::new(group)), Err(ShimError::Invalid(_))), "{group:?}");
         }
     }
 

@@ -187,7 +187,7 @@ async fn run<H: Host>(
         tracing::error!("containerd was away: events are lost");
     }
     // Requests that wait for an end that does not come are left.
-    let _ = timeout(ANSWERS, server.disconnect()).await;
+    let _ = timeout(ANSWERS, server.shutdown()).await;
     Ok(())
 }
 
@@ -342,4 +342,42 @@ pub fn inherited_output() -> Result<OwnedFd, ShimError> {
 
 fn null() -> io::Result<std::fs::File> {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<F: Future>(work: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    /// As long as there is a use for it the process stays; then it stays for the limit more.
+    #[test]
+    fn idle_is_without_any_use() {
+        let limit = Duration::from_millis(200);
+        block_on(async {
+            let begun = Instant::now();
+            let in_use = || begun.elapsed() < Duration::from_millis(300);
+            timeout(Duration::from_secs(10), idle(limit, in_use)).await.unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+            assert!(timeout(limit * 3, idle(limit, || true)).await.is_err(), "in use all the time");
+        });
+    }
+
+    #[test]
+    fn open_connections_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let open = Arc::new(AtomicUsize::new(0));
+        block_on(async {
+            let listener = UnixListener::bind(&path).unwrap();
+            let mut incoming = Incoming { listener, open: open.clone(), pause: None };
+            let _client = UnixStream::connect(&path).await.unwrap();
+            let taken = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
+            assert_eq!(open.load(Ordering::Relaxed), 1);
+            drop(taken);
+            assert_eq!(open.load(Ordering::Relaxed), 0);
+        });
+    }
 }

@@ -6,18 +6,24 @@
 
 pub mod args;
 pub mod bootstrap;
+pub mod cgroup;
 mod confine;
 pub mod container;
 pub mod daemon;
+pub mod delete;
 pub mod error;
 pub mod events;
+pub mod info;
 pub mod io;
 pub mod log;
+pub mod metrics;
 pub mod mounts;
+pub mod oom;
 pub mod options;
 pub mod process;
 pub mod reaper;
 pub mod record;
+pub mod run;
 pub mod runtime;
 pub mod service;
 pub mod socket;

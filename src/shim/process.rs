@@ -40,6 +40,8 @@ struct Inner {
     phase: Phase,
     pid: u32,
     streams: Option<Arc<Streams>>,
+    /// Whether the client has nothing more to type.
+    stdin_closed: bool,
 }
 
 /// What [`Process::now`] saw.
@@ -56,7 +58,7 @@ pub struct Now {
 impl Process {
     /// One that has not been started.
     pub fn new(id: &str, stdio: Stdio) -> Process {
-        let inner = Inner { phase: Phase::Created, pid: 0, streams: None };
+        let inner = Inner { phase: Phase::Created, pid: 0, streams: None, stdin_closed: false };
         Process { id: id.to_owned(), stdio, spec: Vec::new(), inner: Mutex::new(inner), end: watch::Sender::new(None) }
     }
 
@@ -104,7 +106,20 @@ impl Process {
     pub fn born(&self, pid: u32, streams: Streams) {
         let mut inner = self.lock();
         inner.pid = pid;
+        if inner.stdin_closed {
+            streams.close_stdin();
+        }
         inner.streams = Some(Arc::new(streams));
+    }
+
+    /// The client has nothing more to type. It may say so while the process is being started: what it has typed is in the
+    /// pipes by then.
+    pub fn close_stdin(&self) {
+        let mut inner = self.lock();
+        inner.stdin_closed = true;
+        if let Some(streams) = &inner.streams {
+            streams.close_stdin();
+        }
     }
 
     /// Its end is known: to be called once, when everything that has to come before is done.

@@ -228,12 +228,11 @@ impl Task for Service {
 
     async fn close_io(&self, _: &TtrpcContext, request: api::CloseIORequest) -> ttrpc::Result<api::Empty> {
         let container = self.container(&request.id)?;
-        let streams = container.with_process(&request.exec_id, |process| process.streams())?;
-        if request.stdin
-            && let Some(streams) = streams
-        {
-            streams.close_stdin();
-        }
+        container.with_process(&request.exec_id, |process| {
+            if request.stdin {
+                process.close_stdin();
+            }
+        })?;
         Ok(api::Empty::default())
     }
 

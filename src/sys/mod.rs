@@ -3,6 +3,7 @@
 
 pub mod attributes;
 pub mod bpf;
+pub mod cgroup;
 pub mod exe;
 pub mod fs;
 pub mod fsmount;
@@ -25,6 +26,7 @@ pub mod spawn;
 mod start;
 pub mod tty;
 pub mod watch;
+pub mod wake;
 
 use crate::error::{Classify, Kind};
 

@@ -265,7 +265,7 @@ pub fn close_in_child(fd: std::os::fd::RawFd) {
     unsafe { libc::close(fd) };
 }
 
-/// Closes every descriptor from 3 on that this forked child has from its parent, but `keep`; no value in the child may use
+/// Closes every descriptor from 3 on that this child has from its parent, but `keep`; no value in the child may use
 /// one of them again. Without close_range(2) they stay open, as they would have without the call.
 pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
     let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd() as u32).filter(|fd| *fd >= 3).collect();

@@ -1,8 +1,8 @@
 //! The execs at work on a container: a small file for each in the container's state directory, from its begin to its end,
 //! so that a signal for an exec, or the question whose a process is, needs no database.
 //!
-//! `ROOT/ID/execs/EXEC` has one line of JSON from the exec's begin on, and a second one from when the command runs. The
-//! store is what counts: a file whose supervisor is dead says nothing, and goes when its exec is repaired.
+//! `ROOT/ID/execs/EXEC` has one line of JSON from before the exec's row is in the store, and a second one from when the command
+//! runs. A file whose supervisor is dead says nothing, and goes when the container is repaired.
 
 use std::collections::HashMap;
 use std::fs;
@@ -116,31 +116,39 @@ impl Drop for Listed {
     }
 }
 
-/// Takes out the entry of an exec whose supervisor was killed.
-pub fn forget(dir: &Path, id: ExecId) {
-    // As above.
-    let _ = fs::remove_file(dir.join(DIR).join(id.to_string()));
+/// Takes out what killed supervisors left in the container's state directory `dir`: how many there were.
+pub fn sweep(dir: &Path) -> Result<usize, RuntimeError> {
+    let mut swept = 0;
+    for id in ids(dir)? {
+        if let Some(entry) = read(dir, id)?
+            && !entry.is_supervised()?
+        {
+            // Gone meanwhile is gone.
+            let _ = fs::remove_file(dir.join(DIR).join(id.to_string()));
+            swept += 1;
+        }
+    }
+    Ok(swept)
 }
 
 /// The execs of a container, the newest first.
 pub fn all(record: &Record) -> Result<Vec<Entry>, RuntimeError> {
-    let dir = record.dir.join(DIR);
+    let mut entries = Vec::new();
+    for id in ids(&record.dir)? {
+        entries.extend(look(record, id)?);
+    }
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.id));
+    Ok(entries)
+}
+
+fn ids(dir: &Path) -> Result<Vec<ExecId>, RuntimeError> {
+    let dir = dir.join(DIR);
     let files = match fs::read_dir(&dir) {
         Ok(files) => files,
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(err) => return Err(err).on("list", &dir),
     };
-    let ids = files.flatten().filter_map(|file| file.file_name().to_str()?.parse::<ExecId>().ok());
-    let mut entries = Vec::new();
-    for id in ids {
-        if let Some(entry) = read(record, id)?
-            && entry.is_supervised()?
-        {
-            entries.push(entry);
-        }
-    }
-    entries.sort_by_key(|entry| std::cmp::Reverse(entry.id));
-    Ok(entries)
+    Ok(files.flatten().filter_map(|file| file.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The exec that has this id, or the newest that the engine calls `name`.
@@ -155,14 +163,14 @@ pub fn find(record: &Record, name: &str) -> Result<Option<Entry>, RuntimeError> 
 
 /// The exec with this id, if it has not ended.
 pub fn look(record: &Record, id: ExecId) -> Result<Option<Entry>, RuntimeError> {
-    match read(record, id)? {
+    match read(&record.dir, id)? {
         Some(entry) if entry.is_supervised()? => Ok(Some(entry)),
         _ => Ok(None),
     }
 }
 
-fn read(record: &Record, id: ExecId) -> Result<Option<Entry>, RuntimeError> {
-    let path = record.dir.join(DIR).join(id.to_string());
+fn read(dir: &Path, id: ExecId) -> Result<Option<Entry>, RuntimeError> {
+    let path = dir.join(DIR).join(id.to_string());
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -239,7 +247,9 @@ mod tests {
         // A line that is being written says nothing yet.
         crate::durable::replace_unsynced(&listed.path, &text.as_bytes()[..text.len() - 1], 0o600).unwrap();
         assert_eq!(find(&record, "e").unwrap(), None);
-        forget(dir.path(), id);
+        assert_eq!(sweep(dir.path()).unwrap(), 0, "what is being written is somebody's");
+        crate::durable::replace_unsynced(&listed.path, dead.as_bytes(), 0o600).unwrap();
+        assert_eq!(sweep(dir.path()).unwrap(), 1);
         assert!(!listed.path.exists());
     }
 }
