@@ -56,10 +56,12 @@ async fn relay(source: &mut Source, sink: &mut Sink, draining: &mut watch::Recei
     let mut failed = false;
     loop {
         let bytes = match source {
-            Source::Pipe(pipe) => next(pipe).await?,
-            Source::Terminal(reader) => reader.next(draining).await?,
+            Source::Pipe(pipe) => copy::read(pipe, FILE_BUFFER).await?,
+            Source::Terminal(reader) => reader.read(draining).await?,
         };
-        let Some(bytes) = bytes else { return Ok(()) };
+        if bytes.is_empty() {
+            return Ok(());
+        }
         match sink {
             Sink::Fifo(fifo) => fifo.write(&bytes, draining).await?,
             Sink::Pipe(pipe) => copy::write_all(pipe, &bytes).await?,
@@ -73,16 +75,6 @@ async fn relay(source: &mut Source, sink: &mut Sink, draining: &mut watch::Recei
                     failed = true;
                 }
             },
-        }
-    }
-}
-
-/// The next bytes of a pipe, `None` at its end.
-async fn next(pipe: &AsyncFd<OwnedFd>) -> io::Result<Option<Vec<u8>>> {
-    loop {
-        drop(pipe.readable().await?);
-        if let Some(bytes) = copy::read_some(pipe, FILE_BUFFER)? {
-            return Ok((!bytes.is_empty()).then_some(bytes));
         }
     }
 }
