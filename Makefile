@@ -16,7 +16,8 @@ help:
 	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/*.schema.json anew from the Rust types'
-	@echo 'make install    build a static binary, put it below PREFIX=$(PREFIX), make engines know it'
+	@echo 'make install    build static binaries, the runtime and its containerd shim, put them below PREFIX=$(PREFIX),'
+	@echo '                make engines know them'
 	@echo 'make uninstall  take all of that away again'
 
 setup:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the release binary, linked statically, and prints its path.
+# Builds the release binaries, linked statically, and prints the runtime's path; containerd's shim is beside it.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -14,11 +14,13 @@
 # With AGENTSBX_IT_REMAP=ID in the environment Docker gives each container a user namespace whose ids begin at ID. The
 # daemons then have a mount namespace of their own too, in which /etc/subuid says so: that of RUN/dockerd.pid.
 #
+# With AGENTSBX_IT_PATH=DIR programs are taken from there first: the daemons of other releases, and shims.
+#
 # docker -H unix://RUN/docker.sock …, ctr -a RUN/containerd.sock …
 set -eu
 
 if [ $# != 6 ]; then
-    sed -n '5,17s/^# \{0,1\}//p' "$0" >&2
+    sed -n '5,20s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 run=$1 data=$2 cgroup=$3 logs=$4 runtime=$5 store=$6
@@ -28,7 +30,7 @@ if [ -z "${AGENTSBX_IT_NETNS:-}" ]; then
 fi
 
 # Debian's own programs, whatever else is installed on the machine.
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export PATH="${AGENTSBX_IT_PATH:+$AGENTSBX_IT_PATH:}/usr/sbin:/usr/bin:/sbin:/bin"
 mkdir -p "$run" "$data" "$logs"
 ip link set lo up
 remap=""
@@ -40,12 +42,20 @@ if [ -n "${AGENTSBX_IT_REMAP:-}" ]; then
     done
 fi
 
+# Docker 20.10 would ask for a score that not every machine lets it have; newer ones have no such setting.
+score=""
+if dockerd --help | grep -q oom-score-adjust; then
+    score='"oom-score-adjust": 0,'
+fi
+
 cat >"$run/containerd.toml" <<TOML
 version = 2
 root = "$data/containerd"
 state = "$run/containerd"
 oom_score = 0
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
+# Names of 1.x and of 2.x: without CRI, and without what listens where all containerds of a machine would.
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime",
+                    "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.nri.v1.nri"]
 [grpc]
   address = "$run/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
@@ -53,7 +63,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 TOML
 cat >"$run/daemon.json" <<JSON
 {
-  $remap
+  $remap $score
   "runtimes": { "agentsbx": { "path": "$runtime", "runtimeArgs": ["--store", "$store"] },
                 "agentsbx-cow": { "path": "$data/agentsbx-cow" } },
   "default-runtime": "agentsbx",
@@ -65,7 +75,6 @@ cat >"$run/daemon.json" <<JSON
   "cgroup-parent": "$cgroup/docker",
   "exec-opts": ["native.cgroupdriver=cgroupfs"],
   "storage-driver": "overlay2",
-  "oom-score-adjust": 0,
   "bip": "172.31.253.1/24"
 }
 JSON

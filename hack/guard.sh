@@ -62,11 +62,13 @@ for _ in $(seq 50); do
     sleep 0.1
 done
 
-# Shims that were killed leave their sockets in a directory that all containerds of the host share.
-cat "$run"/containerd/io.containerd.runtime.v2.task/*/*/address 2>/dev/null | grep -o '/run/containerd/s/[0-9a-f]*' |
-    while read -r socket; do
-        rm -f "$socket"
-    done
+# Shims that were killed leave their sockets in a directory that all containerds of the host share. Of 1.6 the address is
+# in a file of the shim's, later in one of containerd's own. The roots of runtimes are named after containerd's namespaces.
+find "$run" \( -name address -o -name bootstrap.json \) -exec cat {} + 2>/dev/null |
+    grep -o '/run/containerd/s/[0-9a-f]*' | while read -r socket; do
+    rm -f "$socket"
+done
+rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-* /run/agentsbx/"$(basename "$run")"-*
 
 # Mount points below the two directories, the deepest first. \040 and the like stay as they are: ours have none.
 awk -v run="$run/" -v data="$data/" 'index($5, run) == 1 || index($5, data) == 1 { print $5 }' /proc/self/mountinfo |

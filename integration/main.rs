@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "scratch files of tests need no durability")]
 
 mod bench;
+mod boot;
 mod cli;
 mod conformance;
 mod cow;
@@ -21,6 +22,7 @@ mod podman;
 mod policy;
 mod schema;
 mod security;
+mod shim;
 mod soak;
 mod support;
 mod watch;

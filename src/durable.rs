@@ -221,7 +221,7 @@ fn is_number_pair(text: &str) -> bool {
     text.split_once('-').is_some_and(|(a, b)| number(a) && number(b))
 }
 
-/// An exclusive `flock` on a file, held until it is dropped or its process ends in whatever way.
+/// A `flock` on a file, exclusive but where it is said to be shared, held until it is dropped or its process ends in whatever way.
 ///
 /// Holding it means holding the file that is at the path now: one that was unlinked while we waited is not taken.
 /// The descriptor is close-on-exec; a child that is forked shares the lock until it calls execve.
@@ -237,6 +237,18 @@ impl LockFile {
         loop {
             let fd = open_lock(path)?;
             flock(&fd, FlockOperation::LockExclusive)?;
+            if is_at(&fd, path)? {
+                return Ok(LockFile { fd, path: path.to_owned() });
+            }
+        }
+    }
+
+    /// Waits for a shared lock, without bound: with others that share it, and without one who has it alone. Makes the file
+    /// (0600) if need be.
+    pub fn share(path: &Path) -> io::Result<LockFile> {
+        loop {
+            let fd = open_lock(path)?;
+            flock(&fd, FlockOperation::LockShared)?;
             if is_at(&fd, path)? {
                 return Ok(LockFile { fd, path: path.to_owned() });
             }

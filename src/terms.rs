@@ -1,4 +1,4 @@
-//! Words with a fixed set of values, as annotations, flags, the database and documents spell them.
+//! Words with a fixed set of values, and durations, as annotations, flags, the database and documents spell them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -193,6 +193,65 @@ word! {
     }
 }
 
+word! {
+    /// A bound of a container's history: a key of `[retention]`.
+    #[derive(PartialOrd, Ord)]
+    Bound ("bound of history") {
+        /// How many generations.
+        Generations = "generations",
+        /// How much their layers take.
+        Bytes = "bytes",
+        /// How old they are.
+        Age = "age",
+    }
+}
+
+/// How much of a container's history is kept; none is no bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Generations.
+    pub generations: Option<u64>,
+    /// Bytes of their layers, as recorded when they were committed.
+    pub bytes: Option<u64>,
+    /// Time since they were committed.
+    pub age: Option<Duration>,
+}
+
+impl Retention {
+    /// Whether there is no bound at all.
+    pub fn is_unbounded(&self) -> bool {
+        *self == Retention::default()
+    }
+}
+
+/// How long something is kept; `None` is for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Age(pub Option<Duration>);
+
+impl FromStr for Age {
+    type Err = UnknownValue;
+
+    /// Seconds, or a number with `s`, `m`, `h` or `d`; `0` is for ever.
+    fn from_str(s: &str) -> Result<Self, UnknownValue> {
+        duration(s, &[("", 1_000), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)])
+            .map(Age)
+            .ok_or_else(|| UnknownValue {
+                word: "age",
+                value: s.to_owned(),
+                expected: "seconds, a number with s, m, h or d (such as 12h or 30d), or 0 for no bound".into(),
+            })
+    }
+}
+
+/// Reads a number with one of `units`, each with its milliseconds; 0 is none. `None` where it is nothing of the kind.
+fn duration(text: &str, units: &[(&str, u64)]) -> Option<Option<Duration>> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: u64 = text[..digits].parse().ok()?;
+    let (_, millis) = units.iter().find(|(unit, _)| *unit == &text[digits..])?;
+    let total = number.checked_mul(*millis)?;
+    Some((total > 0).then(|| Duration::from_millis(total)))
+}
+
 /// How long a command may run; `None` is for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeout(pub Option<Duration>);
@@ -202,22 +261,13 @@ impl FromStr for Timeout {
 
     /// Seconds, or a number with `ms`, `s`, `m` or `h`; `0` is for ever.
     fn from_str(s: &str) -> Result<Self, UnknownValue> {
-        let bad = || UnknownValue {
-            word: "timeout",
-            value: s.to_owned(),
-            expected: "seconds, a number with ms, s, m or h (such as 90 or 5m), or 0 for none".into(),
-        };
-        let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
-        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
-        let millis = match &s[digits..] {
-            "ms" => 1,
-            "" | "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(bad()),
-        };
-        let total = number.checked_mul(millis).ok_or_else(bad)?;
-        Ok(Timeout((total > 0).then(|| Duration::from_millis(total))))
+        duration(s, &[("ms", 1), ("", 1_000), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]).map(Timeout).ok_or_else(
+            || UnknownValue {
+                word: "timeout",
+                value: s.to_owned(),
+                expected: "seconds, a number with ms, s, m or h (such as 90 or 5m), or 0 for none".into(),
+            },
+        )
     }
 }
 
@@ -251,6 +301,14 @@ mod tests {
         }
         for bad in ["", "m", "-1", "1.5", "5 m", "1d", "99999999999999999999", "18446744073709551615h"] {
             assert!(bad.parse::<Timeout>().is_err(), "{bad}");
+        }
+        for (text, want) in
+            [("0", None), ("0d", None), ("90", Some(90)), ("12h", Some(43_200)), ("30d", Some(2_592_000))]
+        {
+            assert_eq!(text.parse::<Age>().unwrap(), Age(want.map(Duration::from_secs)), "{text}");
+        }
+        for bad in ["", "d", "-1d", "1.5d", "5ms", "1w", "9999999999999999d"] {
+            assert!(bad.parse::<Age>().is_err(), "{bad}");
         }
     }
 }

@@ -5,6 +5,7 @@ mod hostile;
 mod layers;
 mod leaks;
 mod recovery;
+mod retention;
 mod run;
 mod seccomp;
 mod signals;

@@ -28,12 +28,14 @@ pub struct Engines {
     run: PathBuf,
     /// The daemons' mount namespace, where it is not the test's.
     own_mounts: Option<String>,
+    /// Where programs are looked for first.
+    path: Option<PathBuf>,
 }
 
 /// The engines, started when they are first asked for, with the busybox image in Docker.
 pub fn engines() -> &'static Engines {
     static ENGINES: OnceLock<Engines> = OnceLock::new();
-    ENGINES.get_or_init(|| Engines::start(&process().run, &process().data, &process().cgroup, None))
+    ENGINES.get_or_init(|| Engines::start(&process().run, &process().data, &process().cgroup, None, None))
 }
 
 /// Others, whose Docker gives each container a user namespace with ids from 300,000 on (`userns-remap`).
@@ -41,12 +43,19 @@ pub fn remapping_engines() -> &'static Engines {
     static ENGINES: OnceLock<Engines> = OnceLock::new();
     ENGINES.get_or_init(|| {
         let cgroup = format!("{}/remap", process().cgroup);
-        Engines::start(&process().run.join("remap"), &process().data.join("remap"), &cgroup, Some("300000"))
+        Engines::start(&process().run.join("remap"), &process().data.join("remap"), &cgroup, Some("300000"), None)
     })
 }
 
+/// The daemons of another release, which are in the directory `path` together with whatever they shall find there. `name`
+/// is that of their own directories.
+pub fn other_engines(name: &str, path: &Path) -> Engines {
+    let cgroup = format!("{}/{name}", process().cgroup);
+    Engines::start(&process().run.join(name), &process().data.join(name), &cgroup, None, Some(path))
+}
+
 impl Engines {
-    fn start(run: &Path, data: &Path, cgroup: &str, remap: Option<&str>) -> Engines {
+    fn start(run: &Path, data: &Path, cgroup: &str, remap: Option<&str>, path: Option<&Path>) -> Engines {
         let archive = images::busybox_archive();
         for dir in [run, data] {
             fs::create_dir_all(dir).expect("make a directory");
@@ -66,7 +75,8 @@ impl Engines {
         let text = format!("profile = 'strict'\n[mounts]\ndefault = 'cow'\nexec = ['{exec}']\n");
         fs::write(&config, text).expect("write a configuration");
         wrap(&data.join("agentsbx-cow"), &format!("AGENTSBX_CONFIG='{}'", config.display()));
-        let logs = if remap.is_some() { process().logs.join("remap") } else { process().logs.clone() };
+        let apart = remap.is_some() || path.is_some();
+        let logs = if apart { process().logs.join(run.file_name().expect("a name")) } else { process().logs.clone() };
         let mut start = Cmd::new(repository().join("hack/engines.sh"))
             .args([run, data])
             .arg(cgroup)
@@ -76,13 +86,18 @@ impl Engines {
         if let Some(first) = remap {
             start = start.env("AGENTSBX_IT_REMAP", first);
         }
+        if let Some(path) = path {
+            // Our shim's runtime is told its store by the environment.
+            start = start.env("AGENTSBX_IT_PATH", path).env("AGENTSBX_STORE", &store);
+        }
         start.ok();
         let own_mounts = remap.map(|_| {
             let pid = fs::read_to_string(run.join("dockerd.pid")).expect("read dockerd.pid");
             format!("/proc/{}/ns/mnt", pid.trim())
         });
         let (docker, containerd) = (run.join("docker.sock"), run.join("containerd.sock"));
-        let engines = Engines { docker, containerd, run: run.to_owned(), store, wrapper, own_mounts };
+        let path = path.map(Path::to_owned);
+        let engines = Engines { docker, containerd, run: run.to_owned(), store, wrapper, own_mounts, path };
         engines.docker(["load", "-i"]).arg(archive).ok();
         engines
     }
@@ -99,7 +114,8 @@ impl Engines {
     /// `docker ARGS…`
     pub fn docker<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         let config = process().data.join("docker-client");
-        Cmd::new("docker").arg("--host").arg(self.docker_host()).args(args).env("DOCKER_CONFIG", config)
+        let program = self.path.as_ref().map_or("docker".into(), |path| path.join("docker"));
+        Cmd::new(program).arg("--host").arg(self.docker_host()).args(args).env("DOCKER_CONFIG", config)
     }
 
     /// Docker's address.
@@ -109,7 +125,8 @@ impl Engines {
 
     /// `ctr ARGS…`, in a namespace of its own.
     pub fn ctr<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        Cmd::new("ctr").arg("--address").arg(&self.containerd).args(["--namespace", "it"]).args(args)
+        let program = self.path.as_ref().map_or("ctr".into(), |path| path.join("ctr"));
+        Cmd::new(program).arg("--address").arg(&self.containerd).args(["--namespace", "it"]).args(args)
     }
 
     /// A verb of the binary under test on the engines' store: containers are found whatever root they were made with.

@@ -16,7 +16,8 @@ use crate::store::{ExecRecord, LogEntry, now_ns};
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 ///
 /// @ is HEAD, which the next exec sees; * its ancestors; - a generation that a rollback left: "rollback" can return to
-/// it. "4 on 1" begins such a branch, with 1 as its parent. An exec whose layer was not committed has no number.
+/// it. "4 on 1" begins such a branch, with 1 as its parent. A layer that is "dropped" went to keep
+/// the history within its bounds ([retention] in the configuration): there is no way back to it. An exec whose layer was not committed has no number.
 /// The container's id is what "docker ps", "ctr containers list" and so on show.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -39,7 +40,10 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let short = short_length(&entries);
     let (made, told): (Vec<&LogEntry>, Vec<&LogEntry>) =
         entries.iter().partition(|entry| matches!(entry, LogEntry::Event(event) if event.kind == history::CREATED));
-    let of = |entry: &&LogEntry| if let LogEntry::Exec(exec) = entry { exec.generation } else { None };
+    let of = |entry: &&LogEntry| match entry {
+        LogEntry::Exec(exec) => exec.generation.filter(|_| exec.dropped.is_none()),
+        LogEntry::Event(_) => None,
+    };
     let generations: Vec<_> = [Some(Generation::ZERO)].into_iter().chain(told.iter().map(of)).collect();
     let graph = Graph::new(&generations, &parents, container.head);
     let place = |row: usize| {
@@ -60,7 +64,13 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     rows.extend(told.iter().enumerate().map(|(at, entry)| {
         let [mark, number] = place(at + 1);
         match entry {
-            LogEntry::Exec(exec) => exec_row(paint, exec, short, mark, number),
+            LogEntry::Exec(exec) => match (exec.dropped, exec.generation) {
+                (Some(_), Some(generation)) => {
+                    let number = paint.text(Colour::Dim, &generation.to_string());
+                    exec_row(paint, exec, short, mark, number)
+                }
+                _ => exec_row(paint, exec, short, mark, number),
+            },
             LogEntry::Event(event) => {
                 let text = event_text(&event.kind, &serde_json::from_str(&event.payload).unwrap_or(Value::Null), short);
                 vec![mark, String::new(), String::new(), ago(event.time_ns), paint.text(Colour::Warm, &text)]
@@ -113,7 +123,10 @@ fn exec_row(paint: Paint, exec: &ExecRecord, short: usize, mark: String, number:
         ago(exec.started_ns),
         render::command(&exec.args, 44),
         render::end_painted(paint, end.as_ref().filter(|_| exec.disposition.is_some())),
-        render::disposition(paint, exec.disposition),
+        match exec.dropped {
+            Some(_) => paint.text(Colour::Dim, "dropped"),
+            None => render::disposition(paint, exec.disposition),
+        },
         render::counts(paint, &summary),
     ]
 }
@@ -134,6 +147,15 @@ fn event_text(kind: &str, payload: &Value, short: usize) -> String {
             number("metadata")
         ),
         "discard" => format!("discard of {}", exec()),
+        "retention" => {
+            let (from, to) = (&payload["from"], &payload["to"]);
+            let which = if from == to { format!("generation {from}") } else { format!("generations {from} to {to}") };
+            let layers = render::count(payload["layers"].as_u64().unwrap_or(0), "layer");
+            let bytes = render::bytes(payload["bytes"].as_u64().unwrap_or(0));
+            let into = payload["into"].as_u64().map(|into| format!(", merged into {into}")).unwrap_or_default();
+            let why = render::visible(payload["why"].as_str().unwrap_or("?"));
+            format!("{which} dropped: over retention.{why} ({layers}, {bytes}{into})")
+        }
         other => render::visible(other),
     }
 }
@@ -165,7 +187,7 @@ fn as_json(entry: &LogEntry) -> Value {
         LogEntry::Exec(exec) => json!({
             "type": "exec",
             "exec": exec.id, "engineExec": exec.engine_exec, "args": exec.args, "base": exec.base,
-            "generation": exec.generation, "mode": exec.mode, "disposition": exec.disposition, "end": exec.end,
+            "generation": exec.generation, "dropped": exec.dropped, "mode": exec.mode, "disposition": exec.disposition, "end": exec.end,
             "summary": exec.summary, "usage": exec.usage,
             "startedAt": rfc3339(exec.started_ns), "finishedAt": exec.finished_ns.map(rfc3339),
         }),

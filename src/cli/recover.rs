@@ -1,6 +1,6 @@
 //! `recover`.
 
-use super::{Global, print};
+use super::{Global, print, render};
 use crate::ops::recover;
 
 /// Repair what killed processes left, in all containers, and drop the history of containers that are gone
@@ -25,10 +25,14 @@ pub fn run(global: &Global, Args {}: Args) -> anyhow::Result<u8> {
         let more = if more == 0 { String::new() } else { format!(" (and {more} more failures)") };
         anyhow::bail!("{}{more}", crate::error::chain(&first));
     }
+    if recovered.dropped > 0 {
+        let generations = render::count(recovered.dropped as u64, "generation");
+        print(&format!("{generations} dropped to keep histories within bounds\n"))?;
+    }
     if recovered.collected > 0 {
         print(&format!("{} leftovers deleted\n", recovered.collected))?;
     }
-    if recovered.execs.is_empty() && recovered.containers.is_empty() && recovered.collected == 0 {
+    if recovered.execs.is_empty() && recovered.containers.is_empty() && recovered.dropped + recovered.collected == 0 {
         print("nothing to recover\n")?;
     }
     Ok(0)

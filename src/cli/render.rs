@@ -190,6 +190,24 @@ pub fn counts(paint: Paint, summary: &Summary) -> String {
     parts.join(" ")
 }
 
+/// How many of what: `1 generation`, `2 generations`.
+pub fn count(n: u64, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+/// Numbers in ascending order, those that follow each other in brief: `1-3, 7`.
+pub fn ranges(numbers: &[u64]) -> String {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*number) => *last = *number,
+            _ => runs.push((*number, *number)),
+        }
+    }
+    let one = |(first, last): &(u64, u64)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    runs.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
 /// Bytes for people.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

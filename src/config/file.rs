@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::rules::{Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl};
-use super::{Config, ConfigError, DEFAULT_KEEP_EVENTS, DEFAULT_TIMEOUT};
-use crate::terms::{Allow, LayerMode, Orphans, Profile, Timeout};
+use super::rules::{
+    Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl, bytes, bytes_or_none,
+};
+use super::{Config, ConfigError, DEFAULT_KEEP_EVENTS, DEFAULT_RETENTION, DEFAULT_TIMEOUT};
+use crate::terms::{self, Age, Allow, LayerMode, Orphans, Profile, Timeout};
 
 /// All keys.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +20,7 @@ pub(super) struct File {
     pub(super) allow: Vec<Allow>,
     pub(super) exec: Exec,
     pub(super) log: Log,
+    pub(super) retention: Retention,
     pub(super) capabilities: Capabilities,
     pub(super) seccomp: Seccomp,
     pub(super) mounts: Mounts,
@@ -37,6 +40,7 @@ impl Default for File {
             allow: rules.allow,
             exec: Exec::default(),
             log: Log::default(),
+            retention: Retention::default(),
             capabilities: rules.capabilities,
             seccomp: rules.seccomp,
             mounts: rules.mounts,
@@ -78,6 +82,43 @@ impl Default for Log {
     }
 }
 
+/// `[retention]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Retention {
+    generations: u64,
+    #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
+    bytes: Option<u64>,
+    #[serde(deserialize_with = "read_age", serialize_with = "write_age")]
+    age: Age,
+}
+
+impl Default for Retention {
+    fn default() -> Retention {
+        let terms::Retention { generations, bytes, age } = DEFAULT_RETENTION;
+        Retention { generations: generations.unwrap_or(0), bytes, age: Age(age) }
+    }
+}
+
+impl Retention {
+    fn bounds(&self) -> terms::Retention {
+        let generations = Some(self.generations).filter(|n| *n > 0);
+        terms::Retention { generations, bytes: self.bytes, age: self.age.0 }
+    }
+}
+
+fn read_age<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Age, D::Error> {
+    Scalar::deserialize(deserializer)?.0.parse().map_err(D::Error::custom)
+}
+
+fn write_age<S: Serializer>(age: &Age, serializer: S) -> Result<S::Ok, S::Error> {
+    const DAY: u64 = 86_400;
+    match age.0.unwrap_or_default().as_secs() {
+        days if days > 0 && days % DAY == 0 => serializer.collect_str(&format_args!("{}d", days / DAY)),
+        seconds => serializer.serialize_u64(seconds),
+    }
+}
+
 fn read_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timeout, D::Error> {
     Scalar::deserialize(deserializer)?.0.parse().map_err(D::Error::custom)
 }
@@ -111,6 +152,7 @@ impl File {
             timeout: self.exec.timeout,
             orphans: self.exec.orphans,
             keep_events: self.log.keep,
+            retention: self.retention.bounds(),
             profile: self.profile,
             rules: Rules {
                 allow: self.allow,
@@ -171,6 +213,7 @@ mod tests {
         let got = parse(
             "profile = 'oci'\nallow = ['profile', 'host-network']\n\
              [exec]\nlayer = 'hold'\ntimeout = '5m'\norphans = 'wait'\n[log]\nkeep = 0\n\
+             [retention]\ngenerations = 7\nbytes = '1G'\nage = '2d'\n\
              [capabilities]\nadd = ['net_raw', 'CAP_SYS_PTRACE']\ndrop = ['CAP_CHOWN']\n\
              [seccomp]\nallow = ['ptrace']\nrefuse = ['socket']\n\
              [mounts]\nallow = ['/etc//ssl/']\nrefuse = ['/data']\nexec = ['/opt']\ndefault = 'cow'\n\
@@ -182,6 +225,11 @@ mod tests {
         .unwrap();
         assert_eq!((got.profile, got.layer, got.orphans), (Profile::Oci, LayerMode::Hold, Orphans::Wait));
         assert_eq!((got.timeout, got.keep_events), (Timeout(Some(Duration::from_secs(300))), 0));
+        let age = Some(Duration::from_secs(2 * 86_400));
+        let bounds = terms::Retention { generations: Some(7), bytes: Some(1 << 30), age };
+        assert_eq!(got.retention, bounds);
+        let none = parse("[retention]\ngenerations = 0\nbytes = 'none'\nage = 0\n").unwrap().retention;
+        assert!(none.is_unbounded(), "{none:?}");
         let rules = got.rules;
         assert!(rules.allows(Allow::HostNetwork) && !rules.allows(Allow::HostPid));
         assert_eq!(rules.capabilities.add, ["CAP_NET_RAW", "CAP_SYS_PTRACE"]);
@@ -235,6 +283,11 @@ mod tests {
             ("[files]\nallow-write = 'some'\n", "line 2, files.allow-write", "or \"all\""),
             ("[files]\nallow-write = ['x']\n", "line 2, files.allow-write", "expected an absolute path"),
             ("[log]\nkeep = 'all'\n", "line 2, log.keep", "invalid type"),
+            ("[retention]\ngenerations = -1\n", "line 2, retention.generations", "invalid value"),
+            ("[retention]\ngenerations = 'all'\n", "line 2, retention.generations", "invalid type"),
+            ("[retention]\nbytes = 'much'\n", "line 2, retention.bytes", "expected a size"),
+            ("[retention]\nage = '3w'\n", "line 2, retention.age", "invalid age \"3w\": expected seconds"),
+            ("[retention]\ntime = 3\n", "line 2, retention.time", "unknown field"),
             ("x = [[\n", "line 1, x", "unclosed array"),
             ("[exec\n", "line 1, exec", "unclosed table"),
         ] {

@@ -32,6 +32,12 @@ pub const KEYS: &[Key] = &[
     key("exec.timeout", "How long an exec without a terminal may take: seconds, or \"5m\"; 0 is for ever."),
     key("exec.orphans", "What becomes of processes that an exec leaves running: kill, wait."),
     key("log.keep", "About how many events the store's log keeps; 0: all."),
+    key("retention.generations", "How many generations of a container's history are kept; 0: all."),
+    key(
+        "retention.bytes",
+        "What the layers of that history may hold besides what HEAD stands on; \"none\": any amount.",
+    ),
+    key("retention.age", "How long generations are kept: seconds, or \"30d\"; 0 is for ever."),
     key(
         "capabilities.add",
         "Capabilities that containers may have besides those of strict, where their engine gives them.",

@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Classify, Kind};
-use crate::terms::{LayerMode, Orphans, Profile, Timeout};
+use crate::terms::{LayerMode, Orphans, Profile, Retention, Timeout};
 
 pub use keys::{Entry, KEYS, Key, defaults};
 pub use rules::{Capabilities, Device, Devices, Files, Limits, Mounts, Paths, Rules, Seccomp, Sysctl};
@@ -36,6 +36,11 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How many events the store's log keeps if nothing else is said.
 pub const DEFAULT_KEEP_EVENTS: u64 = 100_000;
+
+/// How much of a container's history is kept if nothing else is said: enough to undo a long session, and bounded, so that
+/// a pool's disk is not filled by containers that live for long. Nothing goes by age alone: who comes back after a holiday
+/// finds what he left.
+pub const DEFAULT_RETENTION: Retention = Retention { generations: Some(1000), bytes: Some(20 << 30), age: None };
 
 /// What is wrong with the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +106,8 @@ pub struct Config {
     pub orphans: Orphans,
     /// About how many events the store's log keeps; 0: all.
     pub keep_events: u64,
+    /// How much of a container's history is kept.
+    pub retention: Retention,
     /// How containers are hardened where their annotations don't say.
     pub profile: Profile,
     /// What the profile `strict` lets pass or takes besides.

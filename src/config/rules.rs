@@ -298,7 +298,7 @@ const UNITS: [(&str, u32); 4] = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
 /// Limits are signed in a configuration of a container.
 const BYTES_MAX: u64 = i64::MAX as u64;
 
-fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     let text = Scalar::deserialize(deserializer)?;
     if text.is_none() {
         return Ok(None);
@@ -329,7 +329,7 @@ fn layer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
     }
 }
 
-fn bytes_or_none<S: Serializer>(value: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn bytes_or_none<S: Serializer>(value: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match value {
         None => serializer.serialize_str("none"),
         Some(n) => match UNITS.iter().find(|(_, shift)| n % (1 << shift) == 0) {

@@ -34,12 +34,13 @@ struct Level {
 /// Makes in `out`, an empty directory on the layers' filesystem, one layer that over anything shows what `layers`
 /// (newest first, all in overlayfs's upper format) show over it. Files are hard links to the layers' files, which
 /// must therefore never be written again; where a link can't be made they are copied. Whiteouts in `out` are devices,
-/// whatever they were. On an error `out` is left half-made.
+/// whatever they were. On an error `out` is left half-made. The sum of the sizes of its regular files, in bytes; each hard
+/// link counts.
 ///
 /// # Errors
 /// [`DiffError::OutputNotEmpty`], [`DiffError::NoLayers`], [`DiffError::TooDeep`]; [`DiffError::Call`] and
 /// [`DiffError::Output`] where the kernel refuses.
-pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) -> Result<(), DiffError> {
+pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) -> Result<u64, DiffError> {
     if layers.is_empty() {
         return Err(DiffError::NoLayers { operation: "merge" });
     }
@@ -57,7 +58,7 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
         return Err(DiffError::OutputNotEmpty);
     }
     let descent = Descent::new(sides, [true, false, false], options.namespace, options.max_depth, level)?;
-    let mut merger = Merger { descent, xattrs: Reader::new(options.namespace), options };
+    let mut merger = Merger { descent, xattrs: Reader::new(options.namespace), options, bytes: 0 };
     loop {
         while merger.descent.advance() {
             merger.visit()?;
@@ -66,7 +67,7 @@ pub fn merge(layers: &[BorrowedFd<'_>], out: BorrowedFd<'_>, options: &Options) 
         merger.finish_directory()?;
         merger.descent.leave()?;
         if merger.descent.depth() == 0 {
-            return Ok(());
+            return Ok(merger.bytes);
         }
     }
 }
@@ -75,6 +76,7 @@ struct Merger<'o> {
     descent: Descent<Level>,
     xattrs: Reader,
     options: &'o Options,
+    bytes: u64,
 }
 
 impl Merger<'_> {
@@ -92,7 +94,12 @@ impl Merger<'_> {
                 self.descent.frame_mut().data.whiteouts = true;
                 Ok(())
             }
-            Found::Node { at, stat } => self.node(at, &stat),
+            Found::Node { at, stat } => {
+                if RawType::from_raw_mode(stat.st_mode) == RawType::RegularFile {
+                    self.bytes += u64::try_from(stat.st_size).unwrap_or(0);
+                }
+                self.node(at, &stat)
+            }
             Found::Dir { dirs, closed, .. } => {
                 mkdirat(out, name, Mode::RWXU).map_err(|source| self.failed("mkdirat", source))?;
                 let dir = openat(out, name, DIR_FLAGS, Mode::empty());

@@ -33,7 +33,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary};
+pub use change::{Attribute, Change, Diff, FileMode, FileType, Kind, Summary, size_of};
 pub use compare::compare;
 pub use digest::digest;
 pub use error::DiffError;
@@ -43,7 +43,7 @@ pub use patch::{PatchLimits, patch};
 pub use path::PathBytes;
 pub use refresh::refresh_passed;
 pub use seal::seal;
-pub use touch::{Touched, conflicts, decode_touched, encode_touched, touched};
+pub use touch::{Touched, conflicts, decode_touched, encode_touched, touched, touches, union};
 pub use view::{Graft, View};
 pub use xattr::Namespace;
 

@@ -49,6 +49,15 @@ pub fn touched(diff: &Diff) -> Vec<Touched> {
     for path in &diff.hides {
         put(path, true, None);
     }
+    united(all)
+}
+
+/// What several layers touched, as if it had been one: what conflicts with one of them conflicts with it.
+pub fn union(sets: Vec<Vec<Touched>>) -> Vec<Touched> {
+    united(sets.concat())
+}
+
+fn united(mut all: Vec<Touched>) -> Vec<Touched> {
     all.sort_unstable();
     all.dedup_by(|next, kept| {
         let same = next.path == kept.path;
@@ -59,6 +68,20 @@ pub fn touched(diff: &Diff) -> Vec<Touched> {
         same
     });
     all
+}
+
+/// Whether a path is in a set, sorted as [`touched`] gives it, or below something in it that covers.
+pub fn touches(set: &[Touched], path: &PathBytes) -> bool {
+    if set.binary_search_by(|touched| touched.path.cmp(path)).is_ok() {
+        return true;
+    }
+    let bytes = path.as_bytes();
+    let above = (1..bytes.len()).filter(|end| bytes[*end] == b'/').map(|end| PathBytes::new(&bytes[..end]));
+    let mut covering = above.filter_map(|dir| {
+        let at = set.binary_search_by(|touched| touched.path.cmp(&dir)).ok()?;
+        Some(set[at].covers)
+    });
+    covering.any(|covers| covers)
 }
 
 /// The paths at which two sets, each sorted and without duplicates as [`touched`] gives them, conflict; sorted. Of a

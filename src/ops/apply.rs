@@ -53,6 +53,7 @@ pub struct Applied {
 /// Plans, and unless something is in the way (see [`Plan::conflicts`]) carries it out.
 pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> {
     let (store, container) = context.container(&request.container)?;
+    let _lock = store.read_lock(container.key)?;
     let lowers = stack::lowers_at(&store, &container, Generation::ZERO)?;
     let mounts = lowers.mounts();
     if mounts.is_empty() {

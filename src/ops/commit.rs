@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{Context, OpsError, publish, stack};
+use super::{Context, OpsError, publish, retain, stack};
 use crate::diff::apply::Base;
 use crate::diff::{self, Diff, PathBytes, Touched};
 use crate::id::{Generation, LayerId};
@@ -155,8 +155,15 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
         (Some(d), Some(layer)) if d.is_held() => layer,
         (disposition, _) => return Err(StoreError::NotHeld { exec: record.id, disposition }.into()),
     };
-    let touched = touched_of(&store, &container, &layer, record.base)?;
-    let info = CommitInfo::default();
+    let touched = {
+        let _lock = store.read_lock(container.key)?;
+        touched_of(&store, &container, &layer, record.base)?
+    };
+    let bytes = match publish::recorded(&store, &container, &record.id)? {
+        Some((changes, true)) => Some(diff::size_of(&changes)),
+        _ => record.summary.as_ref().and_then(|summary| summary["bytes"].as_u64()),
+    };
+    let info = CommitInfo { digest: None, bytes };
     let done = onto_head(&store, &container, &layer, record.base, &touched, force, |head| {
         store.commit_held(container.key, &record.id, head, &info)
     })?;
@@ -164,6 +171,9 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
         Ok(generation) => {
             super::squash::if_deep(&store, &container, generation)?;
             publish::decided(&store, &container, &record.id)?;
+            if retain::is_due(&store, container.key, &context.config.retention) {
+                retain::in_background(context, store, container.key);
+            }
             Ok((record, generation))
         }
         Err(conflict) => Err(OpsError::Conflict {

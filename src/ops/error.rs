@@ -161,6 +161,17 @@ pub enum OpsError {
     /// An exec whose layer is no longer there.
     #[error("exec {0} has no layer any more ({1}): there is nothing to compare")]
     NoLayer(String, &'static str),
+    /// An exec whose layer is not to be told from older ones any more.
+    #[error(
+        "what exec {exec} alone changed is not kept any more: older generations were merged into its generation {into} to keep \
+         the history within bounds (retention in the configuration); `agentsbx show` has its result"
+    )]
+    Merged {
+        /// The exec.
+        exec: String,
+        /// Its generation.
+        into: Generation,
+    },
     /// The event that tells it is gone, or is of a version that did not tell it.
     #[error(
         "the log does not tell the policy of container {0} (any more): its record in the runtime's root has what holds"
@@ -204,6 +215,7 @@ impl Classify for OpsError {
             OpsError::NotInStore(..)
             | OpsError::PolicyUntold(_)
             | OpsError::NoLayer(..)
+            | OpsError::Merged { .. }
             | OpsError::NoExec(_)
             | OpsError::NoCowMount(_) => Kind::NotFound,
             OpsError::ExecStopped | OpsError::ExecPaused | OpsError::Locked(_) => Kind::WrongState,

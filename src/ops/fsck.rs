@@ -267,7 +267,7 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
     }
     if wanted(Repair::Collect)
         && !recovering
-        && let gc::Collected::Done(_, done) = gc::collect(context, false)?
+        && let Some(gc::Done { report: done, .. }) = gc::collect(context, false)?.done
     {
         repaired.extend(done.deleted.iter().map(|garbage| format!("{garbage}: deleted")));
         failed.extend(done.failed.iter().map(|(garbage, err)| format!("{garbage}: not deleted: {err}")));

@@ -11,7 +11,8 @@ use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
 use crate::rootfs::open_dir;
-use crate::store::{Container, LogEntry, Store, StoreError};
+use crate::store::{Container, ExecRecord, LogEntry, ReadLock, Store, StoreError};
+use crate::terms::Disposition;
 
 /// The containers that have a history, oldest first.
 pub fn containers(context: &Context) -> Result<Vec<Container>, OpsError> {
@@ -103,6 +104,8 @@ impl Range {
 pub struct Comparison {
     uppers: Vec<OwnedFd>,
     lowers: stack::Lowers,
+    /// Keeps what is opened from being deleted.
+    _lock: Option<ReadLock>,
     /// The changes that were asked for.
     pub diff: Diff,
 }
@@ -135,6 +138,7 @@ pub fn compare(
     paths: &[PathBytes],
 ) -> Result<Comparison, OpsError> {
     let (store, container) = context.container_to_read(container)?;
+    let lock = store.read_lock(container.key)?;
     let (uppers, lowers) = match range {
         Range::Generations(from, to) => {
             let from = store.resolve(container.key, *from)?;
@@ -143,10 +147,16 @@ pub fn compare(
         }
         Range::Exec(name) => {
             let exec = store.exec(container.key, name)?;
-            let why = exec.disposition.map_or("it still runs", |d| d.as_str());
-            let layer = exec.layer.filter(|_| exec.disposition.is_some());
-            let layer = layer.ok_or_else(|| OpsError::NoLayer(exec.id.to_string(), why))?;
-            (vec![open_dir(&store.upper(&layer))?], stack::lowers_at(&store, &container, exec.base)?)
+            let layer = exec.layer.filter(|_| exec.disposition.is_some()).ok_or_else(|| without_layer(&exec))?;
+            let lowers = match (stack::lowers_at(&store, &container, exec.base), exec.generation) {
+                // What it was committed onto shows the same, but for what others have committed meanwhile.
+                (Err(OpsError::Store(StoreError::GenerationDropped { .. })), Some(generation)) => {
+                    let parent = store.generation(container.key, generation)?.parent;
+                    stack::lowers_at(&store, &container, parent)?
+                }
+                (lowers, _) => lowers?,
+            };
+            (vec![open_dir(&store.upper(&layer))?], lowers)
         }
     };
     // What lies below a directory that is gone may be what is asked for.
@@ -158,7 +168,18 @@ pub fn compare(
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
     diff.changes = owners::as_inside(diff.changes, owners::maps_of(&container).as_ref());
-    Ok(Comparison { uppers, lowers, diff })
+    Ok(Comparison { uppers, lowers, _lock: lock, diff })
+}
+
+/// Why an exec has no layer of its own.
+fn without_layer(exec: &ExecRecord) -> OpsError {
+    match (exec.generation, exec.dropped, exec.disposition) {
+        (Some(generation), Some(why), _) => StoreError::GenerationDropped { generation, why: Some(why) }.into(),
+        (Some(into), None, Some(Disposition::Committed)) => OpsError::Merged { exec: exec.id.to_string(), into },
+        (_, _, disposition) => {
+            OpsError::NoLayer(exec.id.to_string(), disposition.map_or("it still runs", Disposition::as_str))
+        }
+    }
 }
 
 /// Why there is no way up from `from` to `to`.

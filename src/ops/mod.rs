@@ -18,6 +18,7 @@ mod presence;
 mod process;
 mod publish;
 pub mod recover;
+pub mod retain;
 pub mod rollback;
 pub mod squash;
 mod stack;

@@ -47,6 +47,8 @@ pub struct Recovered {
     pub containers: Vec<String>,
     /// How many layers, locks and the like were deleted that nothing refers to any more.
     pub collected: usize,
+    /// How many generations went to keep histories within their bounds.
+    pub dropped: usize,
     /// What could not be repaired, and why; the rest was all the same.
     pub failed: Vec<OpsError>,
 }
@@ -82,8 +84,12 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
         }
     }
     match gc::collect(context, false) {
-        Ok(gc::Collected::Done(_, report)) => recovered.collected += report.deleted.len(),
-        Ok(gc::Collected::Planned(_)) => {}
+        Ok(gc::Collected { done, .. }) => {
+            let done = done.unwrap_or_default();
+            recovered.collected += done.report.deleted.len();
+            recovered.dropped = done.dropped;
+            recovered.failed.extend(done.over.into_iter().map(|(_, err)| err));
+        }
         Err(err) => recovered.failed.push(err),
     }
     Ok(recovered)

@@ -62,7 +62,7 @@ fn squash(store: &Store, container: &Container, chain: &[Lower], level: u32) -> 
     let out = open_dir(&staged.upper())?;
     let layers: Vec<OwnedFd> = chain.iter().map(|l| open_dir(&store.upper(&l.layer))).collect::<Result<_, _>>()?;
     let fds: Vec<_> = layers.iter().map(AsFd::as_fd).collect();
-    diff::merge(&fds, out.as_fd(), &diff::Options::default())?;
+    let _size = diff::merge(&fds, out.as_fd(), &diff::Options::default())?;
     let row = Squash { last: newest.last, below: oldest.below, level, layer: staged.id() };
     store.add_squash(container.key, &row)?;
     staged.keep();

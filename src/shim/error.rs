@@ -10,6 +10,7 @@ use containerd_shim_protos::ttrpc;
 use ttrpc::{Code, get_status};
 
 use crate::error::{Classify, Kind};
+use crate::sys::SysError;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,16 @@ pub enum ShimError {
         /// Why it failed.
         source: io::Error,
     },
+    /// A mount that could not be made.
+    #[error("mount {what} on {}: {source}", target.display())]
+    Mount {
+        /// Its type and source.
+        what: String,
+        /// Where it was to be.
+        target: PathBuf,
+        /// The call that failed.
+        source: SysError,
+    },
 }
 
 impl ShimError {
@@ -66,7 +77,7 @@ impl ShimError {
             ShimError::State(_) => Code::FAILED_PRECONDITION,
             ShimError::Invalid(_) => Code::INVALID_ARGUMENT,
             ShimError::Unimplemented(_) => Code::UNIMPLEMENTED,
-            ShimError::Runtime { .. } | ShimError::Io { .. } => Code::UNKNOWN,
+            ShimError::Runtime { .. } | ShimError::Io { .. } | ShimError::Mount { .. } => Code::UNKNOWN,
         }
     }
 }
@@ -81,6 +92,7 @@ impl Classify for ShimError {
             ShimError::Unimplemented(_) => Kind::Unsupported,
             ShimError::Runtime { .. } => Kind::System,
             ShimError::Io { source, .. } => Kind::of_io(source),
+            ShimError::Mount { source, .. } => source.kind(),
         }
     }
 }

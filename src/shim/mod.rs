@@ -4,14 +4,28 @@
 //! for each step. It holds what must outlive those processes: their streams, their exit codes, and the order of events.
 //! It has threads, so it never clones: it only starts programs.
 
+pub mod args;
+pub mod bootstrap;
 pub mod cgroup;
+mod confine;
+pub mod container;
+pub mod daemon;
+pub mod delete;
 pub mod error;
 pub mod events;
+pub mod info;
+pub mod io;
+pub mod log;
 pub mod metrics;
+pub mod mounts;
 pub mod oom;
 pub mod options;
+pub mod process;
 pub mod reaper;
 pub mod record;
+pub mod run;
 pub mod runtime;
+pub mod service;
+pub mod socket;
 
 pub use error::ShimError;

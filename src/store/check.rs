@@ -58,10 +58,10 @@ const INVARIANTS: &[(&str, &str)] = &[
              WHERE g.number > c.last_generation",
     ),
     (
-        "each number that was given out is a generation",
-        "SELECT 'container ' || id || ': ' || last_generation || ' numbers, ' || n || ' generations' FROM
-             (SELECT *, (SELECT count(*) FROM generations WHERE container = c.key) n FROM containers c)
-             WHERE n <> last_generation",
+        "each number that was given out is a generation, or counted as dropped",
+        "SELECT 'container ' || id || ': ' || last_generation || ' numbers, ' || n || ' generations, ' || dropped || ' dropped'
+             FROM (SELECT *, (SELECT count(*) FROM generations WHERE container = c.key) n FROM containers c)
+             WHERE n + dropped <> last_generation",
     ),
     (
         "a squash's ends exist",
@@ -72,21 +72,33 @@ const INVARIANTS: &[(&str, &str)] = &[
                     AND NOT EXISTS(SELECT 1 FROM generations WHERE container = s.container AND number = s.below))",
     ),
     (
-        "a layer belongs to one generation or squash or copy-on-write mount",
+        "a layer belongs to one generation or squash or copy-on-write mount, or is retired",
         "SELECT layer FROM (SELECT layer FROM generations UNION ALL SELECT layer FROM squashes
-                                UNION ALL SELECT layer FROM cow_mounts)
+                                UNION ALL SELECT layer FROM cow_mounts UNION ALL SELECT layer FROM retired)
              GROUP BY layer HAVING count(*) > 1",
     ),
     (
-        "a committed exec's generation is of its layer",
-        "SELECT 'exec ' || e.id FROM execs e WHERE disposition = 'committed'
+        "a committed exec's generation is of its layer, or was dropped, or has others merged into it",
+        "SELECT 'exec ' || e.id FROM execs e WHERE disposition = 'committed' AND dropped IS NULL
              AND NOT EXISTS(SELECT 1 FROM generations g WHERE g.container = e.container AND g.number = e.generation
-                                AND g.layer = e.layer AND g.exec = e.id)",
+                                AND g.exec = e.id AND (g.layer = e.layer OR (g.steps > 1 AND e.layer IS NULL)))",
     ),
     (
-        "an exec that waits for a decision or committed has a layer, one that dropped it has none",
+        "a generation that was dropped is none, and has no layer",
+        "SELECT 'exec ' || e.id FROM execs e WHERE dropped IS NOT NULL AND (layer IS NOT NULL OR generation IS NULL
+             OR dropped NOT IN ('generations', 'bytes', 'age')
+             OR EXISTS(SELECT 1 FROM generations g WHERE g.container = e.container AND g.number = e.generation))",
+    ),
+    (
+        "what a running exec or a held layer is based on exists",
+        "SELECT 'exec ' || e.id || ': ' || base FROM execs e WHERE base <> 0
+             AND (disposition IS NULL OR (disposition IN ('held', 'conflict', 'aborted') AND layer IS NOT NULL))
+             AND NOT EXISTS(SELECT 1 FROM generations g WHERE g.container = e.container AND g.number = e.base)",
+    ),
+    (
+        "an exec that waits for a decision has a layer, one that dropped it has none",
         "SELECT 'exec ' || id || ' ' || disposition FROM execs
-             WHERE (disposition IN ('held', 'conflict', 'committed') AND layer IS NULL)
+             WHERE (disposition IN ('held', 'conflict') AND layer IS NULL)
                 OR (disposition IN ('empty', 'discarded', 'shared') AND layer IS NOT NULL)",
     ),
     (
@@ -208,6 +220,22 @@ fn untold_generations(tx: &Connection) -> Result<Vec<String>, StoreError> {
         let read = || Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?)));
         let (place, what) = read().during(OP)?;
         told.insert(place, what);
+    }
+    // Layers that took over from those at the commit, the newest last.
+    let mut select = tx
+        .prepare(
+            "SELECT container, payload ->> '$.into', payload ->> '$.layer' FROM events
+             WHERE kind = 'retention' AND json_valid(payload) AND payload ->> '$.into' IS NOT NULL ORDER BY seq",
+        )
+        .during(OP)?;
+    let mut rows = select.query([]).during(OP)?;
+    while let Some(row) = rows.next().during(OP)? {
+        let read = || Ok(((row.get(0)?, row.get(1)?), row.get(2)?));
+        let (place, layer): (Place, Option<String>) = read().during(OP)?;
+        // Where the event of the commit is gone, so is what was said of the digest.
+        if let Some((told, _)) = told.get_mut(&place) {
+            *told = layer;
+        }
     }
     let mut broken = Vec::new();
     let mut select = tx

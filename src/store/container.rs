@@ -11,6 +11,7 @@ use crate::id::{ContainerId, Generation};
 use super::error::DbContext;
 use super::event::append;
 use super::layer::{Released, released};
+use super::lock::LockOf;
 use super::{CowMount, Store, StoreError, blob_path, generation, number, parsed, path_blob};
 
 /// One incarnation of a container; the number is never given out again.
@@ -59,6 +60,8 @@ pub struct Container {
     pub settled: Generation,
     /// When it was removed; it stays only while execs of it still run.
     pub removed_ns: Option<i64>,
+    /// How many of its generations were dropped to keep its history within bounds.
+    pub dropped: u64,
 }
 
 /// What removing a container left to do.
@@ -71,7 +74,7 @@ pub struct RemovedContainer {
     pub running: u64,
 }
 
-const COLUMNS: &str = "key, id, root, bundle, rootfs, created_ns, head, last_generation, settled, removed_ns";
+const COLUMNS: &str = "key, id, root, bundle, rootfs, created_ns, head, last_generation, settled, removed_ns, dropped";
 
 impl Container {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<Container> {
@@ -86,6 +89,7 @@ impl Container {
             last_generation: generation(row, 7)?,
             settled: generation(row, 8)?,
             removed_ns: row.get(9)?,
+            dropped: row.get::<_, i64>(10)? as u64,
         })
     }
 }
@@ -178,7 +182,9 @@ impl Store {
     pub fn remove_container(&self, key: ContainerKey) -> Result<RemovedContainer, StoreError> {
         let removed = self.write("remove container", |tx| remove(tx, &live(tx, key)?, "removed"))?;
         // Whoever still waits for it will find the container gone; if it stays, the collector takes it.
-        let _ = durable::remove_file(&self.commit_lock_path(key));
+        for kind in LockOf::ALL {
+            let _ = durable::remove_file(&self.container_lock_path(kind, key));
+        }
         Ok(removed)
     }
 
@@ -247,6 +253,7 @@ pub(super) fn purge(tx: &Connection, key: ContainerKey) -> Result<Vec<Released>,
             "SELECT layer FROM generations WHERE container = ?1
              UNION SELECT layer FROM squashes WHERE container = ?1
              UNION SELECT layer FROM cow_mounts WHERE container = ?1
+             UNION SELECT layer FROM retired WHERE container = ?1
              UNION SELECT layer FROM execs WHERE container = ?1 AND layer IS NOT NULL",
         )
         .and_then(|mut s| s.query_map([key.0], |row| row.get(0))?.collect())
@@ -256,6 +263,7 @@ pub(super) fn purge(tx: &Connection, key: ContainerKey) -> Result<Vec<Released>,
         "DELETE FROM squashes WHERE container = ?",
         "DELETE FROM execs WHERE container = ?",
         "DELETE FROM cow_mounts WHERE container = ?",
+        "DELETE FROM retired WHERE container = ?",
         "DELETE FROM containers WHERE key = ?",
     ] {
         tx.prepare_cached(sql).and_then(|mut s| s.execute([key.0])).during(OP)?;

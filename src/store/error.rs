@@ -11,7 +11,7 @@ use crate::error::{Classify, Kind};
 use crate::id::{ExecId, Generation};
 
 use super::ContainerKey;
-use crate::terms::Disposition;
+use crate::terms::{Bound, Disposition};
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +187,30 @@ pub enum StoreError {
         /// Its number.
         generation: Generation,
     },
+    /// The generation was dropped to keep the container's history within bounds.
+    #[error(
+        "generation {generation} was dropped to keep the history within bounds ({}): `agentsbx log CONTAINER` shows what is \
+         left", bound(*why)
+    )]
+    GenerationDropped {
+        /// Its number.
+        generation: Generation,
+        /// By which bound; none where that is not on record any more.
+        why: Option<Bound>,
+    },
+    /// `@-N` is a generation that was dropped.
+    #[error(
+        "@-{back} was dropped to keep the history within bounds (retention in the configuration): what is left below \
+         generation {on} is {parent}"
+    )]
+    DroppedBack {
+        /// N.
+        back: u64,
+        /// The generation it was merged into.
+        on: Generation,
+        /// What that lies on now.
+        parent: Generation,
+    },
     /// `@-N` reaches behind generation 0.
     #[error("@-{back} reaches behind generation 0: HEAD has {depth} generations below it")]
     TooFarBack {
@@ -219,6 +243,13 @@ pub enum StoreError {
         /// The kind given.
         kind: String,
     },
+}
+
+fn bound(why: Option<Bound>) -> String {
+    why.map_or_else(
+        || "retention in the configuration".to_owned(),
+        |why| format!("retention.{why} in the configuration"),
+    )
 }
 
 fn hint(err: &rusqlite::Error) -> &'static str {
@@ -262,6 +293,8 @@ impl Classify for StoreError {
             | E::ContainerRemoved { .. }
             | E::ExecNotFound { .. }
             | E::GenerationNotFound { .. }
+            | E::GenerationDropped { .. }
+            | E::DroppedBack { .. }
             | E::TooFarBack { .. } => Kind::NotFound,
             E::ContainerAmbiguous { .. } | E::ExecAmbiguous { .. } | E::TooLarge { .. } | E::BadEvent { .. } => {
                 Kind::InvalidInput

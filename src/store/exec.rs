@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::durable::fault;
 use crate::id::{ExecId, Generation, LayerId};
-use crate::terms::{Disposition, LayerMode};
+use crate::terms::{Bound, Disposition, LayerMode};
 
 use super::container::live;
 use super::error::{DbContext, IoContext};
@@ -94,6 +94,8 @@ pub struct ExecRecord {
     pub finished_ns: Option<i64>,
     /// The generation that it became.
     pub generation: Option<Generation>,
+    /// The bound by which that generation was dropped; none while it is there.
+    pub dropped: Option<Bound>,
     /// The seq of the event that tells its end.
     pub event: Option<u64>,
     /// How many processes it left behind that were killed.
@@ -107,7 +109,7 @@ pub struct ExecRecord {
 }
 
 const COLUMNS: &str = "id, container, engine_exec, args, args_dropped, cwd, uid, gid, mode, layer, base, supervisor_pid, \
-     cgroups, started_ns, disposition, finished_ns, generation, event, survivors, \"end\", usage, summary";
+     cgroups, started_ns, disposition, finished_ns, generation, event, survivors, \"end\", usage, summary, dropped";
 
 impl ExecRecord {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<ExecRecord> {
@@ -135,6 +137,7 @@ impl ExecRecord {
             end: parsed_opt(row, 19)?,
             usage: parsed_opt(row, 20)?,
             summary: parsed_opt(row, 21)?,
+            dropped: parsed_opt(row, 22)?,
         })
     }
 }

@@ -16,13 +16,19 @@ use crate::id::{ExecId, LayerId};
 
 use super::error::{DbContext, IoContext};
 use super::layer::open_dir;
+use super::lock::LockOf;
 use super::{ContainerKey, Store, StoreError, trash};
 
 /// Who keeps a layer, and the query for the layers that they keep. Snapshots will be a line here.
-pub(super) const REACHABLE: [(&str, &str); 4] = [
+pub(super) const REACHABLE: [(&str, &str); 5] = [
     ("generation", "SELECT layer FROM generations"),
     ("squash", "SELECT layer FROM squashes"),
     ("first process", "SELECT layer FROM cow_mounts"),
+    (
+        "exec that runs on it",
+        "SELECT layer FROM retired r WHERE EXISTS(SELECT 1 FROM execs e WHERE e.container = r.container
+             AND e.disposition IS NULL AND e.base >= r.number AND e.seq <= r.exec)",
+    ),
     (
         "exec that runs or waits for a decision",
         "SELECT layer FROM execs WHERE layer IS NOT NULL
@@ -39,8 +45,8 @@ pub enum Garbage {
     Trash(OsString),
     /// The lock file of an exec that is not running.
     ExecLock(ExecId),
-    /// The commit lock of a container that is gone.
-    CommitLock(ContainerKey),
+    /// A lock of a container that is gone.
+    ContainerLock(LockOf, ContainerKey),
 }
 
 impl std::fmt::Display for Garbage {
@@ -50,7 +56,7 @@ impl std::fmt::Display for Garbage {
             Garbage::Layer(layer) => write!(f, "layer {layer}"),
             Garbage::Trash(name) => write!(f, "trash {}", name.to_string_lossy()),
             Garbage::ExecLock(exec) => write!(f, "lock of exec {exec}"),
-            Garbage::CommitLock(key) => write!(f, "commit lock of container {}", key.0),
+            Garbage::ContainerLock(kind, key) => write!(f, "{kind} lock of container {}", key.0),
         }
     }
 }
@@ -62,7 +68,7 @@ impl Garbage {
             Garbage::Layer(_) => "no generation, squash, running or held exec, copy-on-write mount has this layer",
             Garbage::Trash(_) => "its deletion was begun",
             Garbage::ExecLock(_) => "no running exec has this lock",
-            Garbage::CommitLock(_) => "its container is gone",
+            Garbage::ContainerLock(..) => "its container is gone",
         }
     }
 }
@@ -136,7 +142,7 @@ impl Store {
             };
             let used = match &garbage {
                 Garbage::ExecLock(exec) => running.contains(&exec.to_string()),
-                Garbage::CommitLock(key) => containers.contains(&key.0),
+                Garbage::ContainerLock(_, key) => containers.contains(&key.0),
                 Garbage::Layer(_) | Garbage::Trash(_) => true,
             };
             let path = self.locks_dir().join(&name);
@@ -176,7 +182,7 @@ impl Store {
             .during("read the event log")?;
         let told = column::<String>(
             &self.conn,
-            "SELECT coalesce(payload ->> '$.layer', '') FROM events WHERE kind = 'exec' AND json_valid(payload)",
+            "SELECT coalesce(payload ->> '$.layer', '') FROM events WHERE kind IN ('exec', 'retention') AND json_valid(payload)",
         )?;
         let told: BTreeSet<String> = told.into_iter().collect();
         unknown.retain(|layer| {
@@ -198,9 +204,10 @@ impl Store {
                     let running = "SELECT id FROM execs WHERE disposition IS NULL";
                     Ok(column::<String>(tx, running)?.contains(&exec.to_string()))
                 })?,
-                Garbage::CommitLock(key) => self.collect_lock(&self.commit_lock_path(*key), |tx| {
-                    Ok(column::<i64>(tx, "SELECT key FROM containers")?.contains(&key.0))
-                })?,
+                Garbage::ContainerLock(kind, key) => self
+                    .collect_lock(&self.container_lock_path(*kind, *key), |tx| {
+                        Ok(column::<i64>(tx, "SELECT key FROM containers")?.contains(&key.0))
+                    })?,
             };
             match result {
                 Some(Ok(())) => report.deleted.push(garbage.clone()),
@@ -282,10 +289,12 @@ pub(super) fn names(dir: &Path) -> Result<Vec<OsString>, StoreError> {
 
 fn lock_of(name: &OsString) -> Option<Garbage> {
     let name = name.to_str()?;
-    match name.strip_prefix("c-") {
-        Some(key) => key.parse().ok().map(|key| Garbage::CommitLock(ContainerKey(key))),
-        None => name.parse().ok().map(Garbage::ExecLock),
+    for kind in LockOf::ALL {
+        if let Some(key) = name.strip_prefix(kind.prefix()) {
+            return key.parse().ok().map(|key| Garbage::ContainerLock(kind, ContainerKey(key)));
+        }
     }
+    name.parse().ok().map(Garbage::ExecLock)
 }
 
 fn dir_is_free(dir: &Path) -> io::Result<bool> {

@@ -27,6 +27,8 @@ pub struct GenerationRow {
     pub bytes: Option<u64>,
     /// When, in nanoseconds since 1970 UTC.
     pub committed_ns: i64,
+    /// How many commits lead from the parent to it: 1, or more where those in between were dropped and merged into it.
+    pub steps: u64,
 }
 
 /// What a committer says of the layer that it commits.
@@ -71,7 +73,7 @@ pub struct Rollback {
     pub to: Generation,
 }
 
-const COLUMNS: &str = "number, parent, layer, exec, digest, bytes, committed_ns";
+const COLUMNS: &str = "number, parent, layer, exec, digest, bytes, committed_ns, steps";
 
 impl GenerationRow {
     fn from_row(row: &Row<'_>) -> rusqlite::Result<GenerationRow> {
@@ -83,6 +85,7 @@ impl GenerationRow {
             digest: row.get(4)?,
             bytes: row.get::<_, Option<i64>>(5)?.map(|n| n as u64),
             committed_ns: row.get(6)?,
+            steps: row.get::<_, i64>(7)? as u64,
         })
     }
 }
@@ -95,7 +98,10 @@ impl Store {
 
     /// A generation's row; there is none for 0.
     pub fn generation(&self, key: ContainerKey, of: Generation) -> Result<GenerationRow, StoreError> {
-        row(&self.conn, key, of)?.ok_or(StoreError::GenerationNotFound { generation: of })
+        match row(&self.conn, key, of)? {
+            Some(row) => Ok(row),
+            None => Err(missing(&self.conn, key, of)),
+        }
     }
 
     /// A generation and its ancestors, newest first, without 0 (which has no row).
@@ -108,10 +114,7 @@ impl Store {
 
     /// All generations of a container, oldest first, also those that HEAD has left.
     pub fn generations(&self, key: ContainerKey) -> Result<Vec<GenerationRow>, StoreError> {
-        self.conn
-            .prepare_cached(&format!("SELECT {COLUMNS} FROM generations WHERE container = ? ORDER BY number"))
-            .and_then(|mut s| s.query_map([key.0], GenerationRow::from_row)?.collect())
-            .during("list generations")
+        all(&self.conn, key)
     }
 
     /// The generations after `base` up to `head`, newest first; `None` if `base` is no ancestor of `head` (nor `head`
@@ -137,12 +140,17 @@ impl Store {
             match revision {
                 Revision::Number(number) => require(tx, key, number).map(|()| number),
                 Revision::Ancestor(back) => {
-                    let mut at = head;
-                    for depth in 0..back {
+                    let (mut at, mut depth) = (head, 0);
+                    while depth < back {
                         if at == Generation::ZERO {
                             return Err(StoreError::TooFarBack { back, depth });
                         }
-                        at = parent(tx, key, at)?;
+                        let found = row(tx, key, at)?.ok_or(StoreError::GenerationNotFound { generation: at })?;
+                        depth += found.steps;
+                        if depth > back {
+                            return Err(StoreError::DroppedBack { back, on: at, parent: found.parent });
+                        }
+                        at = found.parent;
                     }
                     Ok(at)
                 }
@@ -216,21 +224,32 @@ impl Store {
 
     /// A container's merged layers, by their newest generation, then the longest first.
     pub fn squashes(&self, key: ContainerKey) -> Result<Vec<Squash>, StoreError> {
-        self.conn
-            .prepare_cached("SELECT last, below, level, layer FROM squashes WHERE container = ? ORDER BY last, below")
-            .and_then(|mut s| {
-                s.query_map([key.0], |row| {
-                    Ok(Squash {
-                        last: generation(row, 0)?,
-                        below: generation(row, 1)?,
-                        level: row.get(2)?,
-                        layer: parsed(row, 3)?,
-                    })
-                })?
-                .collect()
-            })
-            .during("list squashes")
+        squashes(&self.conn, key)
     }
+}
+
+/// See [`Store::generations`].
+pub(super) fn all(conn: &Connection, key: ContainerKey) -> Result<Vec<GenerationRow>, StoreError> {
+    conn.prepare_cached(&format!("SELECT {COLUMNS} FROM generations WHERE container = ? ORDER BY number"))
+        .and_then(|mut s| s.query_map([key.0], GenerationRow::from_row)?.collect())
+        .during("list generations")
+}
+
+/// See [`Store::squashes`].
+pub(super) fn squashes(conn: &Connection, key: ContainerKey) -> Result<Vec<Squash>, StoreError> {
+    conn.prepare_cached("SELECT last, below, level, layer FROM squashes WHERE container = ? ORDER BY last, below")
+        .and_then(|mut s| {
+            s.query_map([key.0], |row| {
+                Ok(Squash {
+                    last: generation(row, 0)?,
+                    below: generation(row, 1)?,
+                    level: row.get(2)?,
+                    layer: parsed(row, 3)?,
+                })
+            })?
+            .collect()
+        })
+        .during("list squashes")
 }
 
 fn row(conn: &Connection, key: ContainerKey, of: Generation) -> Result<Option<GenerationRow>, StoreError> {
@@ -239,19 +258,27 @@ fn row(conn: &Connection, key: ContainerKey, of: Generation) -> Result<Option<Ge
         .during("read generation")
 }
 
-fn parent(conn: &Connection, key: ContainerKey, of: Generation) -> Result<Generation, StoreError> {
-    conn.prepare_cached("SELECT parent FROM generations WHERE container = ? AND number = ?")
-        .and_then(|mut s| s.query_row(params![key.0, number(of.0)], |row| generation(row, 0)).optional())
-        .during("read generation")?
-        .ok_or(StoreError::GenerationNotFound { generation: of })
-}
-
 /// Fails unless the generation is 0 or has a row.
 pub(super) fn require(conn: &Connection, key: ContainerKey, of: Generation) -> Result<(), StoreError> {
-    if of != Generation::ZERO {
-        parent(conn, key, of)?;
+    if of != Generation::ZERO && row(conn, key, of)?.is_none() {
+        return Err(missing(conn, key, of));
     }
     Ok(())
+}
+
+/// What a generation without a row is: one that was dropped, or none there ever was.
+fn missing(conn: &Connection, key: ContainerKey, of: Generation) -> StoreError {
+    let told = || -> Result<StoreError, StoreError> {
+        if of > by_key(conn, key)?.last_generation {
+            return Ok(StoreError::GenerationNotFound { generation: of });
+        }
+        let why = conn
+            .prepare_cached("SELECT dropped FROM execs WHERE container = ? AND generation = ? AND dropped IS NOT NULL")
+            .and_then(|mut s| s.query_row(params![key.0, number(of.0)], |row| parsed(row, 0)).optional())
+            .during("read generation")?;
+        Ok(StoreError::GenerationDropped { generation: of, why })
+    };
+    told().unwrap_or_else(|err| err)
 }
 
 fn between(
@@ -265,7 +292,7 @@ fn between(
     let mut at = head;
     // A parent's number is less than its child's (the table checks it), so this ends.
     while at > base {
-        let found = row(conn, key, at)?.ok_or(StoreError::GenerationNotFound { generation: at })?;
+        let Some(found) = row(conn, key, at)? else { return Err(missing(conn, key, at)) };
         at = found.parent;
         rows.push(found);
     }
@@ -299,7 +326,7 @@ pub(super) fn mount_chain(conn: &Connection, container: &Container, of: Generati
                 .query_row(params![key.0, number(at.0)], lower(at))
                 .optional()
                 .during(OP)?
-                .ok_or(StoreError::GenerationNotFound { generation: at })?,
+                .ok_or_else(|| missing(conn, key, at))?,
         };
         at = next.below;
         chain.push(next);

@@ -48,6 +48,62 @@ pub struct CommitLock {
     _lock: LockFile,
 }
 
+/// Held by who reads a container's layers by what its rows say, while no running exec of his keeps them: nobody drops them.
+#[derive(Debug)]
+#[must_use = "the lock ends when it is dropped"]
+pub struct ReadLock {
+    _lock: LockFile,
+}
+
+/// Held while rows that name layers go: nobody reads these layers then.
+#[derive(Debug)]
+#[must_use = "the lock ends when it is dropped"]
+pub struct DropLock {
+    _commit: CommitLock,
+    _readers: LockFile,
+}
+
+/// Held by who drops old generations of a container.
+#[derive(Debug)]
+#[must_use = "the lock ends when it is dropped"]
+pub struct RetentionLock {
+    _lock: LockFile,
+}
+
+/// A lock that each container has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockOf {
+    /// [`CommitLock`].
+    Commit,
+    /// [`ReadLock`].
+    Layers,
+    /// [`RetentionLock`].
+    Retention,
+}
+
+impl LockOf {
+    pub(super) const ALL: [LockOf; 3] = [LockOf::Commit, LockOf::Layers, LockOf::Retention];
+
+    /// What the names of its files begin with.
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            LockOf::Commit => "c-",
+            LockOf::Layers => "h-",
+            LockOf::Retention => "r-",
+        }
+    }
+}
+
+impl std::fmt::Display for LockOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LockOf::Commit => "commit",
+            LockOf::Layers => "layers'",
+            LockOf::Retention => "retention",
+        })
+    }
+}
+
 /// An exec whose supervisor was killed, claimed by us: nobody else recovers it while this is held.
 #[derive(Debug)]
 pub struct Abandoned {
@@ -68,14 +124,38 @@ impl Abandoned {
 impl Store {
     /// Takes a container's commit lock, waiting as long as it takes.
     pub fn commit_lock(&self, key: ContainerKey) -> Result<CommitLock, StoreError> {
-        let path = self.commit_lock_path(key);
+        let path = self.container_lock_path(LockOf::Commit, key);
         Ok(CommitLock { _lock: LockFile::lock(&path).at("lock", &path)? })
     }
 
     /// Takes a container's commit lock, waiting for at most `timeout`; `None` if somebody had it all the time.
     pub fn commit_lock_for(&self, key: ContainerKey, timeout: Duration) -> Result<Option<CommitLock>, StoreError> {
-        let path = self.commit_lock_path(key);
+        let path = self.container_lock_path(LockOf::Commit, key);
         Ok(LockFile::lock_for(&path, timeout).at("lock", &path)?.map(|lock| CommitLock { _lock: lock }))
+    }
+
+    /// Keeps a container's layers where they are for who reads them, waiting for who just drops some. None where no lock
+    /// can be made: on a file system that can't be written nobody drops any.
+    pub fn read_lock(&self, key: ContainerKey) -> Result<Option<ReadLock>, StoreError> {
+        let path = self.container_lock_path(LockOf::Layers, key);
+        match LockFile::share(&path) {
+            Err(err) if err.raw_os_error() == Some(libc::EROFS) => Ok(None),
+            other => Ok(Some(ReadLock { _lock: other.at("lock", &path)? })),
+        }
+    }
+
+    /// Takes what is needed to drop layers, if nobody reads any. Waits only for who decides of HEAD.
+    pub fn drop_lock(&self, key: ContainerKey) -> Result<Option<DropLock>, StoreError> {
+        let commit = self.commit_lock(key)?;
+        let path = self.container_lock_path(LockOf::Layers, key);
+        let readers = LockFile::try_lock(&path).at("lock", &path)?;
+        Ok(readers.map(|readers| DropLock { _commit: commit, _readers: readers }))
+    }
+
+    /// Claims the dropping of a container's old generations; `None` if somebody does it for all of `timeout`.
+    pub fn retention_lock(&self, key: ContainerKey, timeout: Duration) -> Result<Option<RetentionLock>, StoreError> {
+        let path = self.container_lock_path(LockOf::Retention, key);
+        Ok(LockFile::lock_for(&path, timeout).at("lock", &path)?.map(|lock| RetentionLock { _lock: lock }))
     }
 
     /// The execs, of one container or of all, whose supervisors were killed, each claimed for the caller to recover:
@@ -101,7 +181,7 @@ impl Store {
         self.locks_dir().join(exec.to_string())
     }
 
-    pub(super) fn commit_lock_path(&self, key: ContainerKey) -> PathBuf {
-        self.locks_dir().join(format!("c-{}", key.0))
+    pub(super) fn container_lock_path(&self, kind: LockOf, key: ContainerKey) -> PathBuf {
+        self.locks_dir().join(format!("{}{}", kind.prefix(), key.0))
     }
 }

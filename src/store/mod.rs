@@ -18,6 +18,7 @@ mod generation;
 mod layer;
 mod lock;
 mod look;
+mod retention;
 mod room;
 mod schema;
 #[cfg(test)]
@@ -49,8 +50,9 @@ pub use exec::{Begun, ExecRecord, NewExec};
 pub use finish::{Ending, Finished, Outcome};
 pub use generation::{CommitInfo, GenerationRow, Lower, Rollback, Squash};
 pub use layer::{Released, StagedLayer};
-pub use lock::{Abandoned, CommitLock, ExecLock};
+pub use lock::{Abandoned, CommitLock, DropLock, ExecLock, LockOf, ReadLock, RetentionLock};
 pub use look::Leftovers;
+pub use retention::{Dropped, Fold, MAX_FOLDS, Replaced, RetentionPlan, Stale};
 
 use error::{DbContext, IoContext};
 
@@ -58,7 +60,7 @@ use error::{DbContext, IoContext};
 pub const MAX_RESULT: usize = 1 << 20;
 /// The longest JSON text of an exec's end, usage or summary, and of its arguments, in bytes.
 pub const MAX_FIELD: usize = 64 << 10;
-/// How many exec rows that kept no layer are kept for one container.
+/// How many exec rows that kept no layer are kept for one container; and of those whose generation was dropped as many.
 pub const MAX_LIGHT_ROWS: u64 = 1000;
 
 /// The database's name in the store's root, and those of its log and of the log's index.

@@ -25,7 +25,7 @@ pub(super) fn is_current(header: &[u8; HEADER]) -> bool {
 }
 
 /// Step N (from 0) takes format N to N + 1.
-pub(super) const MIGRATIONS: &[&str] = &[V1, V2, V3];
+pub(super) const MIGRATIONS: &[&str] = &[V1, V2, V3, V4];
 
 const V1: &str = "
 CREATE TABLE containers(
@@ -128,6 +128,19 @@ CREATE TABLE cow_mounts(
     flags INTEGER NOT NULL,
     layer TEXT NOT NULL,
     PRIMARY KEY(container, destination)
+) STRICT, WITHOUT ROWID;
+";
+
+/// Generations can be dropped.
+const V4: &str = "
+ALTER TABLE containers ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE generations ADD COLUMN steps INTEGER NOT NULL DEFAULT 1 CHECK(steps > 0);
+ALTER TABLE execs ADD COLUMN dropped TEXT;
+CREATE TABLE retired(
+    layer TEXT PRIMARY KEY,
+    container INTEGER NOT NULL REFERENCES containers(key),
+    number INTEGER NOT NULL,
+    exec INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 ";
 

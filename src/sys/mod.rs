@@ -6,10 +6,12 @@ pub mod bpf;
 pub mod cgroup;
 pub mod exe;
 pub mod fs;
+pub mod fsmount;
 pub mod image;
 pub mod inside;
 pub mod landlock;
 pub mod loopback;
+pub mod loopdev;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
@@ -20,9 +22,11 @@ pub mod process;
 pub mod quota;
 pub mod signal;
 pub mod socket;
+pub mod spawn;
 mod start;
 pub mod tty;
 pub mod wake;
+pub mod watch;
 
 use crate::error::{Classify, Kind};
 

@@ -154,7 +154,7 @@ pub fn overlay_by_options(parts: &Overlay<'_>, place: &Path) -> Result<OwnedFd, 
 }
 
 /// What the kernel says about a failed mount, read from the filesystem context.
-fn kernel_log(context: BorrowedFd<'_>) -> String {
+pub(super) fn kernel_log(context: BorrowedFd<'_>) -> String {
     let mut text = String::new();
     let mut buffer = [0u8; 512];
     while let Ok(n) = rustix::io::read(context, &mut buffer) {

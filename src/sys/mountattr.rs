@@ -25,7 +25,14 @@ pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 /// Applies `attr` to the mount whose root is `mount` (an `O_PATH` descriptor will do), and to all under it if
 /// `recursive`.
 pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> Result<(), SysError> {
-    let attr_raw = libc::mount_attr { attr_set: attr.set, attr_clr: 0, propagation: attr.propagation, userns_fd: 0 };
+    change(mount, attr, 0, recursive)
+}
+
+/// As [`set`], after the flags `clear` have been taken away. They must have all bits of the access time field if `attr` has
+/// one of them.
+pub fn change(mount: impl AsFd, attr: MountAttr, clear: u64, recursive: bool) -> Result<(), SysError> {
+    let attr_raw =
+        libc::mount_attr { attr_set: attr.set, attr_clr: clear, propagation: attr.propagation, userns_fd: 0 };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: `attr_raw` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
     let ret = unsafe {
@@ -38,5 +45,7 @@ pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> Result<(), Sys
             size_of::<libc::mount_attr>(),
         )
     };
-    check(ret).map(drop).call("mount_setattr", || format!("set {:#x}, propagation {:#x}", attr.set, attr.propagation))
+    check(ret)
+        .map(drop)
+        .call("mount_setattr", || format!("set {:#x}, clear {clear:#x}, propagation {:#x}", attr.set, attr.propagation))
 }

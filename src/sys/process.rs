@@ -265,7 +265,7 @@ pub fn close_in_child(fd: std::os::fd::RawFd) {
     unsafe { libc::close(fd) };
 }
 
-/// Closes every descriptor from 3 on that this forked child has from its parent, but `keep`; no value in the child may use
+/// Closes every descriptor from 3 on that this child has from its parent, but `keep`; no value in the child may use
 /// one of them again. Without close_range(2) they stay open, as they would have without the call.
 pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
     let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd() as u32).filter(|fd| *fd >= 3).collect();
@@ -289,6 +289,30 @@ pub fn hurry_heap() {
         // SAFETY: mallopt(3) takes two integers; what it refuses stays as it was.
         unsafe { libc::mallopt(parameter, value) };
     }
+}
+
+/// Sets the C library's heap up for a program that lives for long and does little: one arena for all threads, and what is
+/// free at the end goes back to the kernel.
+pub fn thrifty_heap() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_TOP_PAD, 16 << 10), (libc::M_TRIM_THRESHOLD, 64 << 10)]
+    {
+        // SAFETY: mallopt(3) takes two integers; what it refuses stays as it was.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+}
+
+/// Gives this process, and those that it will start, a core scheduling group of their own (`PR_SCHED_CORE`, Linux 5.14):
+/// none of them shares a core with a process of another group.
+///
+/// # Errors
+/// `EINVAL` where the kernel has no core scheduling, `ENODEV` where the processor has one thread a core.
+pub fn own_core_scheduling() -> Result<(), SysError> {
+    /// `PIDTYPE_TGID`: all threads of the process.
+    const THREAD_GROUP: libc::c_long = 1;
+    // SAFETY: PR_SCHED_CORE_CREATE takes a pid (0: this process), a scope and a null pointer.
+    let ret = unsafe { libc::prctl(libc::PR_SCHED_CORE, libc::PR_SCHED_CORE_CREATE, 0, THREAD_GROUP, 0) };
+    check(ret.into()).map(drop).call("prctl", || "PR_SCHED_CORE".into())
 }
 
 /// Takes a variable out of this process's environment. The caller must be single-threaded.

@@ -15,6 +15,7 @@ use crate::diff::change::{Diff, FileMode, FileType, Kind};
 use crate::diff::error::DiffError;
 use crate::diff::locate::{file_type, mtime, size};
 use crate::diff::path::PathBytes;
+use crate::diff::touch::{Touched, touches};
 use crate::diff::xattr::{Namespace, Reader, Xattrs};
 
 /// The deepest nesting of a deleted directory that is recorded.
@@ -191,6 +192,20 @@ impl Base {
         self.0.contains_key(path)
     }
 
+    /// What it is for several layers as if they had been one: of each path, what the first of them to touch it found. `layers`:
+    /// oldest first, each with what it touched. `None` where one of them has nothing on record.
+    pub fn united(layers: &[(Vec<Touched>, Option<Base>)]) -> Option<Base> {
+        let mut all = Base::default();
+        for (at, (_, base)) in layers.iter().enumerate() {
+            for (path, found) in &base.as_ref()?.0 {
+                if !layers[..at].iter().any(|(earlier, _)| touches(earlier, path)) {
+                    all.0.insert(path.clone(), found.clone());
+                }
+            }
+        }
+        Some(all)
+    }
+
     /// As bytes, for [`Base::decode`].
     pub fn encode(&self) -> Vec<u8> {
         let list: Vec<(&PathBytes, &Fingerprint)> = self.0.iter().collect();
@@ -250,6 +265,17 @@ mod tests {
         assert_eq!(since("/w/mod"), Since::Same);
         write("mod", "2");
         assert_eq!(since("/w/mod"), Since::Changed);
+        // Of layers that are merged the first to touch a path tells: what it did not find was not there.
+        let set = |paths: &[&str]| -> Vec<Touched> {
+            let one = |path: &&str| Touched { path: (*path).into(), covers: *path == "/w/gone", new_directory: None };
+            paths.iter().map(one).collect()
+        };
+        let first = (set(&["/w/gone", "/w/other"]), Some(Base::default()));
+        let second = (set(&["/w/mod"]), Some(base.clone()));
+        let united = Base::united(&[first.clone(), second.clone()]).unwrap();
+        assert_eq!(united.0.keys().map(PathBytes::to_string).collect::<Vec<_>>(), ["/w/mod"]);
+        assert_eq!(Base::united(&[second, first]).unwrap(), base);
+        assert_eq!(Base::united(&[(set(&["/w/mod"]), None)]), None);
         // Changed while the exec ran.
         let base = Base::record(&diff, &mounts, (0, 0)).unwrap();
         assert_eq!(base.since(&"/w/mod".into(), &mounts[0].find(&"/w/mod".into()).unwrap().unwrap()), Since::Changed);

@@ -17,7 +17,7 @@ use crate::diff::descent::{Found, Side};
 use crate::diff::error::DiffError;
 use crate::diff::locate::{Locator, file_type, mtime, rdev, size};
 use crate::diff::path::PathBytes;
-use crate::diff::touch::Touched;
+use crate::diff::touch::{Touched, touches};
 use crate::diff::xattr::{Namespace, Reader, Xattrs};
 
 /// The bits that make a program run as somebody else.
@@ -120,16 +120,7 @@ pub struct Past {
 
 impl Past {
     fn touches(&self, path: &PathBytes) -> bool {
-        if self.touched.binary_search_by(|touched| touched.path.cmp(path)).is_ok() {
-            return true;
-        }
-        let bytes = path.as_bytes();
-        let above = (1..bytes.len()).filter(|end| bytes[*end] == b'/').map(|end| PathBytes::new(&bytes[..end]));
-        let mut covering = above.filter_map(|dir| {
-            let at = self.touched.binary_search_by(|touched| touched.path.cmp(&dir)).ok()?;
-            Some(self.touched[at].covers)
-        });
-        covering.any(|covers| covers)
+        touches(&self.touched, path)
     }
 }
 

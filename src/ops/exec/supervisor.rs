@@ -11,7 +11,7 @@ use crate::durable;
 use crate::id::{ExecId, Generation, LayerId};
 use crate::ops::commit::{Conflict, onto_head, remember_base, remember_touched};
 use crate::ops::presence::Presence;
-use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, row_of, squash, stack};
+use crate::ops::{Context, OpsError, ProcessSource, owners, publish, recover, retain, row_of, squash, stack};
 use crate::report::{End, Generations, ResultDocument, Schema, Usage, UserIds, rfc3339};
 use crate::rootfs::view::{self, Submount};
 use crate::rootfs::{cow, layered_root, open_dir};
@@ -30,7 +30,7 @@ use crate::store::{
 };
 use crate::sys::proc::PidFd;
 use crate::sys::{ns, socket};
-use crate::terms::{EndKind, LayerMode};
+use crate::terms::{EndKind, LayerMode, Retention};
 
 /// An exec that has its row, its lock and (unless shared) its layer.
 struct Exec<'a> {
@@ -114,12 +114,20 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     // The layer changes no more.
     drop(quota);
     let code = ended.code;
-    let warning = exec.end(&prepared, &ended).err();
+    let bounds = &context.config.retention;
+    let (due, warning) = match exec.end(&prepared, &ended, bounds) {
+        Ok(due) => (due, None),
+        Err(err) => (false, Some(err)),
+    };
     if !prepared.request.detach {
         // In the foreground nobody may be there to do it, and no engine waits for our order of events.
         sys("reap the command", crate::sys::process::wait(command, true))?;
     }
-    store.leave();
+    if due {
+        retain::in_background(context, store, container.key);
+    } else {
+        store.leave();
+    }
     Ok(Done { code, warning })
 }
 
@@ -351,8 +359,9 @@ impl Exec<'_> {
         self.conclude(told, finished)
     }
 
-    /// Seals the layer, decides what becomes of it, and writes that down. Where that fails the layer is held.
-    fn end(self, prepared: &Prepared, ended: &Ended) -> Result<(), OpsError> {
+    /// Seals the layer, decides what becomes of it, and writes that down. Where that fails the layer is held. Whether the
+    /// history may have outgrown its bounds.
+    fn end(self, prepared: &Prepared, ended: &Ended, bounds: &Retention) -> Result<bool, OpsError> {
         // The command itself may have filled the store.
         self.store.make_room();
         let over = ended.over.map(|over| format!("{over}; its changes are discarded"));
@@ -395,8 +404,9 @@ impl Exec<'_> {
                 }
             }
         };
+        let (store, key, committed) = (self.store, self.container.key, finished.generation.is_some());
         self.conclude(told, finished)?;
-        failure.map_or(Ok(()), Err)
+        failure.map_or_else(|| Ok(committed && retain::is_due(store, key, bounds)), Err)
     }
 
     fn seal(&self) -> Result<Diff, OpsError> {
@@ -451,7 +461,8 @@ impl Exec<'_> {
         layer: &LayerId,
         touched: &[Touched],
     ) -> Result<Result<Finished, Conflict>, OpsError> {
-        let info = CommitInfo { digest: Some(diff::digest(&told.diff)), bytes: Some(told.diff.summary.bytes) };
+        let info =
+            CommitInfo { digest: Some(diff::digest(&told.diff)), bytes: Some(diff::size_of(&told.diff.changes)) };
         onto_head(self.store, self.container, layer, self.begun.base, touched, false, |expected_head: Generation| {
             let ending = Ending::Commit { expected_head, info: info.clone() };
             self.store.finish_exec(self.container.key, &self.id, &self.outcome(told, ending))

@@ -49,7 +49,9 @@ fn only_what_is_unreachable_goes() {
     let layers: Vec<_> = plan.delete.iter().filter(|g| matches!(g, Garbage::Layer(_))).collect();
     assert_eq!(layers.len(), 2, "{plan:#?}");
     assert!(plan.delete.contains(&Garbage::Layer(orphan)));
-    for garbage in [Garbage::Trash("x".into()), Garbage::ExecLock(dead), Garbage::CommitLock(ContainerKey(99))] {
+    for garbage in
+        [Garbage::Trash("x".into()), Garbage::ExecLock(dead), Garbage::ContainerLock(LockOf::Commit, ContainerKey(99))]
+    {
         assert!(plan.delete.contains(&garbage), "{garbage:?}");
     }
     assert_eq!(plan.delete.len(), 5, "{plan:#?}");

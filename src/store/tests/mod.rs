@@ -1,6 +1,7 @@
 //! Tests of the store as a whole, against a real directory and database: format, history, crashes, many processes.
 
 mod crash;
+mod dropping;
 mod format;
 mod garbage;
 mod history;

@@ -1,0 +1,89 @@
+#!/bin/sh
+# Gets the containerds and dockerds that the shim's tests drive: Debian's packages of three releases, unpacked, not
+# installed. Their programs run on Debian 12 as they are.
+#
+#   hack/containerds.sh DIR        (the tests: target/containerd)
+#
+# DIR/1.6/bin    Debian 12: containerd 1.6, its ctr, its containerd-shim-runc-v2
+# DIR/1.7/bin    Debian 13: the same of 1.7, and dockerd 26
+# DIR/2/bin      unstable:  the same of 2.x, and dockerd 28
+# DIR/*/version  which exactly, such as `containerd 1.7.24, docker 26.1.5`
+#
+# What is there is kept. apt-get does the downloading, with the proxies it is set up with: it checks the signature of the
+# release, by Debian's own keyring, and every file's checksum. Other than the machine's own its lists and settings here
+# know nothing.
+set -eu
+
+if [ $# != 1 ]; then
+    sed -n '5,10s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+
+# One at a time: tests of several processes may ask at once.
+exec 9>"$out/.lock"
+flock 9
+
+scratch=$(mktemp -d "$out/.get.XXXXXX")
+trap 'rm -rf --one-file-system "$scratch"' EXIT
+
+# get NAME SUITE VERSION PACKAGE…: DIR/NAME, whose containerd's version must begin with VERSION. The rename is last: what
+# has its name is whole.
+get() {
+    name=$1 suite=$2 version=$3
+    shift 3
+    [ -e "$out/$name/version" ] && return
+    echo "hack/containerds.sh: getting containerd $version of Debian's $suite" >&2
+    apt=$scratch/$name/apt root=$scratch/$name/root
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$root"
+    : >"$apt/status"
+    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    echo "deb [signed-by=$keyring] $(python3 "$here/mirror.py") $suite main" >"$apt/sources.list"
+    # Descriptor 9 is not for apt-get: what it leaves running would keep the lock.
+    (
+        cd "$apt/debs"
+        get_apt() {
+            apt-get -q -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+                -o Dir::State="$apt" -o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache" \
+                -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
+        }
+        get_apt update
+        get_apt download "$@"
+    ) >"$out/$name.log" 2>&1 9>&- || {
+        tail -20 "$out/$name.log" >&2
+        exit 1
+    }
+    for package in "$apt"/debs/*.deb; do
+        dpkg-deb --extract "$package" "$root"
+    done
+    mkdir "$scratch/$name/bin"
+    for program in containerd ctr containerd-shim-runc-v2 dockerd docker docker-proxy; do
+        for dir in usr/bin usr/sbin; do
+            if [ -f "$root/$dir/$program" ]; then
+                mv "$root/$dir/$program" "$scratch/$name/bin/"
+            fi
+        done
+    done
+    has=$("$scratch/$name/bin/containerd" --version | sed 's/.* v\{0,1\}\([0-9]*\.[0-9]*\.[0-9]*\).*/\1/')
+    case $has in
+    "$version"*) ;;
+    *)
+        echo "hack/containerds.sh: Debian's $suite has containerd $has, not $version: tell this script" >&2
+        exit 1
+        ;;
+    esac
+    text="containerd $has"
+    if [ -e "$scratch/$name/bin/dockerd" ]; then
+        text="$text, docker $("$scratch/$name/bin/dockerd" --version | sed 's/[^0-9]*\([0-9.]*\).*/\1/')"
+    fi
+    echo "$text" >"$scratch/$name/version"
+    rm -rf "$apt" "$root"
+    rm -rf --one-file-system "${out:?}/$name"
+    mv "$scratch/$name" "$out/$name"
+}
+
+get 1.6 bookworm 1.6. containerd
+get 1.7 trixie 1.7. containerd docker.io docker-cli
+get 2 sid 2. containerd docker.io docker-cli

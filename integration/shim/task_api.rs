@@ -1,0 +1,145 @@
+//! The Task service of a running shim, called without containerd: for what no client of containerd's asks.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use containerd_shim_protos::api::{
+    ConnectRequest, ConnectResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, StartRequest,
+    StartResponse, StateRequest, StateResponse, WaitRequest, WaitResponse,
+};
+use containerd_shim_protos::protobuf::Message;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::ttrpc::{self, context};
+use serde_json::{Value, json};
+
+use super::daemon::{Containerd, Task};
+
+/// What a call gave: the answer, or the status' code and text.
+pub type Answer<T> = Result<T, (ttrpc::Code, String)>;
+
+/// A connection to a task's shim. Calls block; clones share the connection, and calls from several threads may be out at
+/// once.
+#[derive(Clone)]
+pub struct Shim {
+    client: Arc<ttrpc::Client>,
+    namespace: String,
+    service: &'static str,
+    id: String,
+    bundle: PathBuf,
+}
+
+impl Shim {
+    /// The shim of a task.
+    #[track_caller]
+    pub fn of(task: &Task<'_>) -> Shim {
+        Shim::at(task.containerd, &task.id)
+    }
+
+    /// The shim of a container.
+    #[track_caller]
+    pub fn at(containerd: &Containerd, id: &str) -> Shim {
+        let address = format!("unix://{}", containerd.socket(id).display());
+        let client = ttrpc::Client::connect(&address).unwrap_or_else(|e| panic!("{address}: {e}"));
+        Shim {
+            client: Arc::new(client),
+            namespace: containerd.namespace.clone(),
+            service: "containerd.task.v2.Task",
+            id: id.to_owned(),
+            bundle: containerd.bundle(id),
+        }
+    }
+
+    /// The same by the name that the service has since containerd 2.0.
+    pub fn v3(&self) -> Shim {
+        Shim { service: "containerd.task.v3.Task", ..self.clone() }
+    }
+
+    fn call<Q: Message, A: Message>(&self, method: &str, request: &Q) -> Answer<A> {
+        let mut ctx = context::with_duration(Duration::from_secs(60));
+        ctx.add("containerd-namespace-ttrpc".to_owned(), self.namespace.clone());
+        let request = ttrpc::Request {
+            service: self.service.to_owned(),
+            method: method.to_owned(),
+            timeout_nano: ctx.timeout_nano,
+            metadata: context::to_pb(ctx.metadata),
+            payload: request.write_to_bytes().expect("encode"),
+            ..ttrpc::Request::default()
+        };
+        match self.client.request(request) {
+            Ok(response) => Ok(A::parse_from_bytes(&response.payload).expect("decode")),
+            Err(ttrpc::Error::RpcStatus(status)) => Err((status.code(), status.message)),
+            Err(err) => panic!("{method}: {err}"),
+        }
+    }
+
+    /// `Connect`
+    pub fn connect(&self) -> Answer<ConnectResponse> {
+        self.call("Connect", &ConnectRequest { id: self.id.clone(), ..ConnectRequest::default() })
+    }
+
+    /// `Exec` of a command without streams.
+    pub fn exec(&self, exec: &str, args: &[&str]) -> Answer<()> {
+        self.exec_with(exec, args, "", "")
+    }
+
+    /// `Exec` of a command, with the FIFOs (or addresses) that its output goes to.
+    pub fn exec_with(&self, exec: &str, args: &[&str], stdout: &str, stderr: &str) -> Answer<()> {
+        let config = fs::read(self.bundle.join("config.json")).expect("read config.json");
+        let config: Value = serde_json::from_slice(&config).expect("config.json is JSON");
+        let mut process = config["process"].clone();
+        process["args"] = json!(args);
+        process["terminal"] = json!(false);
+        let spec = Any {
+            type_url: "types.containerd.io/opencontainers/runtime-spec/1/Process".to_owned(),
+            value: process.to_string().into_bytes(),
+            ..Any::default()
+        };
+        let request = ExecProcessRequest {
+            id: self.id.clone(),
+            exec_id: exec.to_owned(),
+            stdout: stdout.to_owned(),
+            stderr: stderr.to_owned(),
+            spec: Some(spec).into(),
+            ..ExecProcessRequest::default()
+        };
+        self.call::<_, containerd_shim_protos::api::Empty>("Exec", &request).map(drop)
+    }
+
+    /// `Start`; the pid.
+    pub fn start(&self, exec: &str) -> Answer<u32> {
+        let request = StartRequest { id: self.id.clone(), exec_id: exec.to_owned(), ..StartRequest::default() };
+        self.call::<_, StartResponse>("Start", &request).map(|answer| answer.pid)
+    }
+
+    /// `Wait`; the exit status.
+    pub fn wait(&self, exec: &str) -> Answer<u32> {
+        let request = WaitRequest { id: self.id.clone(), exec_id: exec.to_owned(), ..WaitRequest::default() };
+        self.call::<_, WaitResponse>("Wait", &request).map(|answer| answer.exit_status)
+    }
+
+    /// `State`
+    pub fn state(&self, exec: &str) -> Answer<StateResponse> {
+        let request = StateRequest { id: self.id.clone(), exec_id: exec.to_owned(), ..StateRequest::default() };
+        self.call("State", &request)
+    }
+
+    /// `Delete`; the exit status.
+    pub fn delete(&self, exec: &str) -> Answer<u32> {
+        let request = DeleteRequest { id: self.id.clone(), exec_id: exec.to_owned(), ..DeleteRequest::default() };
+        self.call::<_, DeleteResponse>("Delete", &request).map(|answer| answer.exit_status)
+    }
+
+    /// `Kill`
+    pub fn kill(&self, exec: &str, signal: u32, all: bool) -> Answer<()> {
+        let request =
+            KillRequest { id: self.id.clone(), exec_id: exec.to_owned(), signal, all, ..KillRequest::default() };
+        self.call::<_, containerd_shim_protos::api::Empty>("Kill", &request).map(drop)
+    }
+
+    /// The same for another container's id.
+    pub fn for_container(&self, id: &str) -> Shim {
+        Shim { id: id.to_owned(), ..self.clone() }
+    }
+}

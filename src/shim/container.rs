@@ -1,0 +1,658 @@
+//! One container: what containerd asks for, in the order in which it may happen.
+//!
+//! Three rules hold for whatever interleaving of requests and ends. Events of a process come in the order of its life. The
+//! first process's end is told last: once it has ended no exec begins, and those that run are waited for. And what is
+//! told has happened: an exec's end comes after its result was written, the container's after its code was recorded.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest, Mount};
+use containerd_shim_protos::events::task as event;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
+use containerd_shim_protos::topics;
+use containerd_shim_protos::types::task::Status;
+use rustix::process::{Pid, Signal};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+use super::ShimError;
+use super::cgroup::CgroupPaths;
+use super::events::Events;
+use super::io::{Identity, Owner, Stdio, Streams};
+use super::metrics;
+use super::mounts;
+use super::oom;
+use super::options::Options;
+use super::process::{Phase, Process};
+use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
+use super::record;
+use super::runtime::{Memory, Runtime, Streams3};
+use crate::report;
+
+/// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
+/// result takes milliseconds, seconds for a layer of a million files.
+const LAST_WORDS: Duration = Duration::from_secs(60);
+/// How long output may take to be delivered when a process is deleted.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long a first process that was killed may take to be reaped.
+const DEATH: Duration = Duration::from_secs(10);
+/// Where a container's files of the shim are, below its bundle.
+const DIR: &str = "shim";
+
+/// What all containers of a shim share.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// containerd's namespace.
+    pub namespace: String,
+    /// Where events go.
+    pub events: Events,
+    /// Who reaps.
+    pub reaper: Reaper,
+    /// The runtime is to log everything.
+    pub debug: bool,
+}
+
+/// A container.
+#[derive(Debug)]
+pub struct Container {
+    id: String,
+    bundle: PathBuf,
+    shared: Shared,
+    runtime: Runtime,
+    owner: Owner,
+    /// The first process.
+    pub init: Process,
+    execs: Mutex<HashMap<String, Arc<Process>>>,
+    state: Mutex<State>,
+    /// An exec has ended.
+    exec_ended: Notify,
+    /// `start` is under way.
+    starting: tokio::sync::Mutex<()>,
+    /// `pause`, `resume`, `delete` are under way.
+    steps: tokio::sync::Mutex<()>,
+    /// Whether the kernel ends the container's processes with the first one.
+    own_pid_namespace: bool,
+    mounted: bool,
+    cgroups: OnceLock<CgroupPaths>,
+}
+
+/// Asks for a last look at what was killed for want of memory, and hears when it is told.
+type LastLook = oneshot::Sender<oneshot::Sender<()>>;
+
+#[derive(Debug)]
+struct State {
+    paused: Status,
+    /// The first process has ended: no exec begins.
+    closed: bool,
+    /// Execs that are being started or run.
+    busy: usize,
+    /// It has been told that the container is deleted.
+    deleted: bool,
+}
+
+impl Container {
+    /// Makes a container as the request says: its root file system is mounted, its first process waits for `start`.
+    ///
+    /// # Errors
+    /// What the runtime says, with nothing left behind.
+    pub async fn create(shared: &Shared, request: &CreateTaskRequest) -> Result<Arc<Container>, ShimError> {
+        let bundle = PathBuf::from(&request.bundle);
+        if !request.checkpoint.is_empty() {
+            return Err(ShimError::Unimplemented("restore from a checkpoint".into()));
+        }
+        let options = Options::of(request.options.as_ref())?;
+        let config = record::Config::read(&bundle)?;
+        let saved = options.saved(&shared.namespace, config.cgroups_path());
+        saved.save(&bundle)?;
+        let rootfs = bundle.join("rootfs");
+        let mounted = !request.rootfs.is_empty();
+        if mounted {
+            mount(request.rootfs.clone(), rootfs.clone()).await?;
+        }
+        let container = Container {
+            id: request.id.clone(),
+            runtime: Runtime::new(saved, &request.id, shared.debug, shared.reaper.clone()),
+            bundle,
+            shared: shared.clone(),
+            owner: Owner { uid: options.io_uid, gid: options.io_gid },
+            init: Process::new("", stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal)),
+            execs: Mutex::default(),
+            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false }),
+            exec_ended: Notify::new(),
+            starting: tokio::sync::Mutex::default(),
+            steps: tokio::sync::Mutex::default(),
+            own_pid_namespace: config.has_own_pid_namespace(),
+            mounted,
+            cgroups: OnceLock::new(),
+        };
+        match container.make(&options).await {
+            Ok((pid, end)) => {
+                let container = Arc::new(container);
+                container.tell(
+                    topics::TASK_CREATE_EVENT_TOPIC,
+                    &event::TaskCreate {
+                        container_id: request.id.clone(),
+                        bundle: request.bundle.clone(),
+                        rootfs: request.rootfs.clone(),
+                        io: Some(event::TaskIO {
+                            stdin: request.stdin.clone(),
+                            stdout: request.stdout.clone(),
+                            stderr: request.stderr.clone(),
+                            terminal: request.terminal,
+                            ..Default::default()
+                        })
+                        .into(),
+                        pid,
+                        ..Default::default()
+                    },
+                );
+                let memory = container.watch_memory();
+                tokio::spawn(container.clone().until_end(end, memory));
+                Ok(container)
+            }
+            Err(err) => {
+                if mounted {
+                    unmount(rootfs).await?;
+                }
+                Err(err)
+            }
+        }
+    }
+
+    /// Runs the runtime's `create`.
+    async fn make(&self, options: &Options) -> Result<(u32, ExitReceiver), ShimError> {
+        let dir = self.bundle.join(DIR);
+        crate::durable::make_dir(&dir, 0o700).or_else(record::there).map_err(ShimError::io("mkdir", &dir))?;
+        let mut streams = self.open(&self.init).await?;
+        let nursery = self.shared.reaper.nursery();
+        let pid_file = self.bundle.join("init.pid");
+        self.runtime.create(&self.bundle, &pid_file, options, child(&mut streams)?).await?;
+        let born = async {
+            let pid = record::read_pid(&pid_file)?;
+            streams.started().await?;
+            Ok(pid)
+        };
+        match born.await {
+            Ok(pid) => {
+                self.init.born(pid, streams);
+                Ok((pid, nursery.adopt(pid)))
+            }
+            Err(err) => {
+                self.runtime.delete(true).await?;
+                Err(err)
+            }
+        }
+    }
+
+    async fn open(&self, process: &Process) -> Result<Streams, ShimError> {
+        let identity = Identity { namespace: &self.shared.namespace, container: &self.id };
+        Streams::open(&process.stdio, self.owner, identity, &self.shared.reaper).await
+    }
+
+    /// Starts the first process.
+    pub async fn start(&self) -> Result<u32, ShimError> {
+        let _starting = self.starting.lock().await;
+        let now = self.init.now();
+        if self.lock().closed || now.phase == Phase::Stopped {
+            return Err(ShimError::State("cannot start a container that has stopped".into()));
+        }
+        if !self.init.advance(Phase::Created, Phase::Starting) {
+            return Err(ShimError::State("cannot start an already running container".into()));
+        }
+        if let Err(err) = self.runtime.start().await {
+            self.init.advance(Phase::Starting, Phase::Created);
+            return Err(err);
+        }
+        self.init.advance(Phase::Starting, Phase::Running);
+        let (container_id, pid) = (self.id.clone(), now.pid);
+        self.tell(topics::TASK_START_EVENT_TOPIC, &event::TaskStart { container_id, pid, ..Default::default() });
+        Ok(pid)
+    }
+
+    /// Waits for the first process's end, then for all else that has to be told before.
+    async fn until_end(self: Arc<Self>, end: ExitReceiver, memory: Option<LastLook>) {
+        let Ok(exit) = end.await else { return };
+        // Its start is told first.
+        drop(self.starting.lock().await);
+        {
+            let mut state = self.lock();
+            state.closed = true;
+            state.paused = Status::RUNNING;
+        }
+        if !self.own_pid_namespace {
+            // Nothing to kill is no failure.
+            let _ = self.runtime.kill(Signal::KILL.as_raw().unsigned_abs(), true).await;
+        }
+        self.until_idle().await;
+        if let Some(memory) = memory {
+            let (done, looked) = oneshot::channel();
+            if memory.send(done).is_ok() {
+                let _ = looked.await;
+            }
+        }
+        let pid = self.init.now().pid;
+        if let Err(err) = record::write_exit(&self.bundle, pid, exit) {
+            tracing::error!(container = self.id, %err, "the exit code could not be recorded");
+        }
+        self.tell_end(&self.id, pid, exit);
+        self.init.ended(exit);
+    }
+
+    /// Begins to tell when a process of the container is killed for want of memory.
+    fn watch_memory(self: &Arc<Self>) -> Option<LastLook> {
+        // Now the pid is sure to be the first process's.
+        let found = CgroupPaths::of(self.init.now().pid).map(|found| self.cgroups.get_or_init(|| found));
+        match found.and_then(oom::Watch::new) {
+            Ok(watch) => {
+                let (last, asked) = oneshot::channel();
+                tokio::spawn(self.clone().tell_kills(watch, asked));
+                Some(last)
+            }
+            Err(err) => {
+                tracing::warn!(container = self.id, %err, "whether memory runs out can't be told");
+                None
+            }
+        }
+    }
+
+    async fn tell_kills(self: Arc<Self>, mut watch: oom::Watch, mut asked: oneshot::Receiver<oneshot::Sender<()>>) {
+        let tell = || {
+            let container_id = self.id.clone();
+            self.tell(topics::TASK_OOM_EVENT_TOPIC, &event::TaskOOM { container_id, ..Default::default() });
+        };
+        loop {
+            let last = tokio::select! {
+                killed = watch.next() => match killed {
+                    true => {
+                        tell();
+                        continue;
+                    }
+                    // The group is gone: there is nothing to be seen any more.
+                    false => (&mut asked).await,
+                },
+                asked = &mut asked => asked,
+            };
+            let Ok(done) = last else { return };
+            if watch.killed_since_last() {
+                tell();
+            }
+            // Who asked waits, or is gone.
+            let _ = done.send(());
+            return;
+        }
+    }
+
+    /// What it uses: the metrics of the host's version of cgroups.
+    pub async fn stats(&self) -> Result<Any, ShimError> {
+        let unknown = || ShimError::NotFound(format!("cgroups of container {}", self.id));
+        let cgroups = self.cgroups.get().ok_or_else(unknown)?.clone();
+        blocking(move || metrics::collect(&cgroups)).await
+    }
+
+    /// Waits until no exec runs; those that do not end are ended.
+    async fn until_idle(&self) {
+        let idle = async {
+            loop {
+                let ended = self.exec_ended.notified();
+                if self.lock().busy == 0 {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        tokio::pin!(idle);
+        if timeout(LAST_WORDS, &mut idle).await.is_ok() {
+            return;
+        }
+        let execs: Vec<_> = self.execs().values().cloned().collect();
+        for exec in execs {
+            let now = exec.now();
+            if now.phase == Phase::Running {
+                tracing::error!(container = self.id, exec = exec.id, "an exec did not end with its container: killed");
+                // Not reaped, so it is still the same process.
+                let pid = i32::try_from(now.pid).ok().and_then(Pid::from_raw);
+                let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+            }
+        }
+        if timeout(DEATH, idle).await.is_err() {
+            tracing::error!(container = self.id, "an exec cannot be ended");
+        }
+    }
+
+    /// Adds an exec, which is not started yet.
+    pub fn add_exec(&self, request: &ExecProcessRequest) -> Result<(), ShimError> {
+        let id = record::check_exec_id(&request.exec_id)?;
+        let spec = request.spec.as_ref().map(|any| any.value.clone()).unwrap_or_default();
+        {
+            let state = self.lock();
+            if state.closed || self.init.now().phase == Phase::Stopped {
+                return Err(ShimError::State("cannot exec in a stopped state".into()));
+            }
+            if state.paused != Status::RUNNING {
+                return Err(ShimError::State("cannot exec in a paused state".into()));
+            }
+        }
+        let stdio = stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal);
+        let exec = Process::new(id, stdio).with_spec(spec);
+        let mut execs = self.execs();
+        if execs.contains_key(id) {
+            return Err(ShimError::AlreadyExists(id.to_owned()));
+        }
+        execs.insert(id.to_owned(), Arc::new(exec));
+        // While the map is locked, so that its start is told later.
+        let (container_id, exec_id) = (self.id.clone(), id.to_owned());
+        let added = event::TaskExecAdded { container_id, exec_id, ..Default::default() };
+        self.tell(topics::TASK_EXEC_ADDED_EVENT_TOPIC, &added);
+        Ok(())
+    }
+
+    /// Starts an exec; the pid is its supervisor's.
+    pub async fn start_exec(self: &Arc<Self>, exec: &Arc<Process>) -> Result<u32, ShimError> {
+        self.admit(exec)?;
+        let nursery = self.shared.reaper.nursery();
+        match self.run_exec(exec, &nursery).await {
+            Ok((pid, end)) => {
+                exec.advance(Phase::Starting, Phase::Running);
+                let (container_id, exec_id) = (self.id.clone(), exec.id.clone());
+                let started = event::TaskExecStarted { container_id, exec_id, pid, ..Default::default() };
+                self.tell(topics::TASK_EXEC_STARTED_EVENT_TOPIC, &started);
+                tokio::spawn(self.clone().until_exec_end(exec.clone(), end));
+                Ok(pid)
+            }
+            Err(err) => {
+                exec.advance(Phase::Starting, Phase::Created);
+                self.release();
+                Err(err)
+            }
+        }
+    }
+
+    fn admit(&self, exec: &Process) -> Result<(), ShimError> {
+        let mut state = self.lock();
+        if state.closed || matches!(self.init.now().phase, Phase::Stopped) {
+            return Err(ShimError::State(format!("container {} init process is not running", self.id)));
+        }
+        if state.paused != Status::RUNNING {
+            return Err(ShimError::State("cannot exec in a paused state".into()));
+        }
+        if !exec.advance(Phase::Created, Phase::Starting) {
+            return Err(ShimError::State(format!("cannot start exec {}: it was started before", exec.id)));
+        }
+        state.busy += 1;
+        Ok(())
+    }
+
+    fn release(&self) {
+        self.lock().busy -= 1;
+        self.exec_ended.notify_waiters();
+    }
+
+    async fn run_exec(&self, exec: &Process, nursery: &Nursery) -> Result<(u32, ExitReceiver), ShimError> {
+        let (pid_file, result) = self.exec_files(&exec.id);
+        let spec = Memory::new(exec.spec())?;
+        let mut streams = self.open(exec).await?;
+        self.runtime.exec(&spec, &pid_file, &result, child(&mut streams)?).await?;
+        let born = async {
+            let pid = record::read_pid(&pid_file)?;
+            streams.started().await?;
+            Ok(pid)
+        };
+        match born.await {
+            Ok(pid) => {
+                exec.born(pid, streams);
+                Ok((pid, nursery.adopt(pid)))
+            }
+            Err(err) => {
+                // It runs, and nobody could talk to it.
+                let _ = self.runtime.kill_exec(&exec.id, Signal::KILL.as_raw().unsigned_abs()).await;
+                Err(err)
+            }
+        }
+    }
+
+    async fn until_exec_end(self: Arc<Self>, exec: Arc<Process>, end: ExitReceiver) {
+        let Ok(exit) = end.await else { return };
+        let (_, result) = self.exec_files(&exec.id);
+        match std::fs::File::open(&result) {
+            Ok(document) => match report::exec_result(document, &self.bundle) {
+                Ok(value) => self.shared.events.add_any(report::EXEC_RESULT_TOPIC, report::EXEC_RESULT_TYPE, value),
+                Err(err) => {
+                    tracing::error!(container = self.id, exec = exec.id, %err, "an exec's result can't be told");
+                }
+            },
+            // Its supervisor was killed: the next command seals what it left.
+            Err(err) => tracing::warn!(container = self.id, exec = exec.id, %err, "an exec ended without a result"),
+        }
+        self.tell_end(&exec.id, exec.now().pid, exit);
+        exec.ended(exit);
+        self.release();
+    }
+
+    /// Where the runtime writes an exec's pid and its result. The pid file's name is the exec's alias in the runtime.
+    fn exec_files(&self, exec: &str) -> (PathBuf, PathBuf) {
+        let dir = self.bundle.join(DIR);
+        (dir.join(format!("{exec}.pid")), dir.join(format!("{exec}.json")))
+    }
+
+    /// The process that a request names: an exec, or with an empty id the first one.
+    pub fn with_process<T>(&self, exec: &str, f: impl FnOnce(&Process) -> T) -> Result<T, ShimError> {
+        if exec.is_empty() { Ok(f(&self.init)) } else { self.exec(exec).map(|exec| f(&exec)) }
+    }
+
+    /// An exec.
+    pub fn exec(&self, exec: &str) -> Result<Arc<Process>, ShimError> {
+        let found = self.execs().get(exec).cloned();
+        found.ok_or_else(|| ShimError::NotFound(format!("process {exec} does not exist")))
+    }
+
+    /// Waits for a process's end.
+    pub async fn wait(&self, exec: &str) -> Result<Exit, ShimError> {
+        if exec.is_empty() { self.init.wait().await } else { self.exec(exec)?.wait().await }
+    }
+
+    /// Sends a signal to the first process, to all, or to an exec.
+    pub async fn kill(&self, exec: &str, signal: u32, all: bool) -> Result<(), ShimError> {
+        if exec.is_empty() {
+            return match self.init.now().phase {
+                Phase::Stopped => Err(ShimError::Finished),
+                _ => self.runtime.kill(signal, all).await,
+            };
+        }
+        let now = self.exec(exec)?.now();
+        match now.phase {
+            Phase::Created => Err(ShimError::State("process not created: failed precondition".into())),
+            Phase::Stopped => Err(ShimError::Finished),
+            Phase::Starting | Phase::Running => self.runtime.kill_exec(exec, signal).await,
+        }
+    }
+
+    /// Freezes all processes.
+    pub async fn pause(&self) -> Result<(), ShimError> {
+        let _steps = self.steps.lock().await;
+        self.lock().paused = Status::PAUSING;
+        let paused = self.runtime.pause().await;
+        let mut state = self.lock();
+        state.paused = if paused.is_ok() && !state.closed { Status::PAUSED } else { Status::RUNNING };
+        drop(state);
+        paused?;
+        let container_id = self.id.clone();
+        self.tell(topics::TASK_PAUSED_EVENT_TOPIC, &event::TaskPaused { container_id, ..Default::default() });
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self) -> Result<(), ShimError> {
+        let _steps = self.steps.lock().await;
+        self.runtime.resume().await?;
+        self.lock().paused = Status::RUNNING;
+        let container_id = self.id.clone();
+        self.tell(topics::TASK_RESUMED_EVENT_TOPIC, &event::TaskResumed { container_id, ..Default::default() });
+        Ok(())
+    }
+
+    /// Changes its limits; `resources` is JSON.
+    pub async fn update(&self, resources: &[u8]) -> Result<(), ShimError> {
+        self.runtime.update(resources).await
+    }
+
+    /// Its processes.
+    pub async fn pids(&self) -> Result<Vec<super::runtime::Process>, ShimError> {
+        self.runtime.ps().await
+    }
+
+    /// RUNNING, PAUSING or PAUSED: what a process of it that runs is.
+    pub fn paused(&self) -> Status {
+        self.lock().paused
+    }
+
+    /// How many of its processes have not ended.
+    pub fn running(&self) -> usize {
+        let first = usize::from(self.init.now().phase != Phase::Stopped);
+        first + self.lock().busy
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Path {
+        &self.bundle
+    }
+
+    /// Deletes an exec that has ended, or was never started.
+    pub async fn delete_exec(&self, id: &str) -> Result<(u32, Exit), ShimError> {
+        let exec = self.exec(id)?;
+        let now = exec.now();
+        let exit = match (now.phase, now.exit) {
+            (Phase::Created, _) => never_ran(&exec),
+            (Phase::Stopped, Some(exit)) => exit,
+            _ => return Err(ShimError::State("cannot delete a running process".into())),
+        };
+        if let Some(streams) = exec.take_streams()
+            && !streams.drain(DRAIN).await
+        {
+            tracing::warn!(container = self.id, exec = id, "something holds an exec's output open: it is closed");
+        }
+        let (pid_file, result) = self.exec_files(id);
+        for file in [pid_file, result] {
+            // Its bundle goes with the container.
+            let _ = crate::durable::remove_file(&file);
+        }
+        self.execs().remove(id);
+        Ok((now.pid, exit))
+    }
+
+    /// Deletes the container, whose first process has ended, or was never started.
+    pub async fn delete(&self) -> Result<(u32, Exit), ShimError> {
+        let _steps = self.steps.lock().await;
+        let now = self.init.now();
+        let exit = match (now.phase, now.exit) {
+            (Phase::Stopped, Some(exit)) => {
+                self.runtime.delete(true).await?;
+                exit
+            }
+            (Phase::Created, _) => {
+                self.runtime.delete(true).await?;
+                timeout(DEATH, self.init.wait())
+                    .await
+                    .map_err(|_| ShimError::State("the first process was killed and does not end".into()))??
+            }
+            _ => return Err(ShimError::State("cannot delete a running process".into())),
+        };
+        let left: Vec<_> = self.execs().drain().map(|(_, exec)| exec).collect();
+        for exec in left.iter().filter(|exec| exec.now().phase == Phase::Created) {
+            never_ran(exec);
+        }
+        let all = left.iter().filter_map(|exec| exec.take_streams()).chain(self.init.take_streams());
+        // All at once, so that many do not add up.
+        let drains: Vec<_> = all.map(|streams| tokio::spawn(async move { streams.drain(DRAIN).await })).collect();
+        for drain in drains {
+            if !drain.await.unwrap_or(false) {
+                tracing::warn!(container = self.id, "something holds output open: it is closed");
+            }
+        }
+        if self.mounted {
+            unmount(self.bundle.join("rootfs")).await?;
+        }
+        if !std::mem::replace(&mut self.lock().deleted, true) {
+            let deleted = event::TaskDelete {
+                container_id: self.id.clone(),
+                pid: now.pid,
+                exit_status: exit.code,
+                exited_at: Some(Timestamp::from(exit.at)).into(),
+                ..Default::default()
+            };
+            self.tell(topics::TASK_DELETE_EVENT_TOPIC, &deleted);
+        }
+        Ok((now.pid, exit))
+    }
+
+    fn tell_end(&self, id: &str, pid: u32, exit: Exit) {
+        let ended = event::TaskExit {
+            container_id: self.id.clone(),
+            id: id.to_owned(),
+            pid,
+            exit_status: exit.code,
+            exited_at: Some(Timestamp::from(exit.at)).into(),
+            ..Default::default()
+        };
+        self.tell(topics::TASK_EXIT_EVENT_TOPIC, &ended);
+    }
+
+    fn tell<M: containerd_shim_protos::protobuf::MessageFull>(&self, topic: &'static str, event: &M) {
+        self.shared.events.add(topic, event);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
+        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends an exec that was added and not started: somebody may wait for it.
+fn never_ran(exec: &Process) -> Exit {
+    let exit = Exit { code: 255, at: SystemTime::now() };
+    exec.ended(exit);
+    exit
+}
+
+fn child(streams: &mut Streams) -> Result<Streams3, ShimError> {
+    let child = streams.child()?;
+    Ok(Streams3 {
+        stdin: child.stdin,
+        stdout: child.stdout,
+        stderr: child.stderr,
+        console_socket: child.console_socket,
+    })
+}
+
+async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<(), ShimError> {
+    blocking(move || {
+        crate::durable::make_dir(&target, 0o711).or_else(record::there).map_err(ShimError::io("mkdir", &target))?;
+        mounts::mount_all(&mounts, &target)
+    })
+    .await
+}
+
+async fn unmount(target: PathBuf) -> Result<(), ShimError> {
+    blocking(move || mounts::unmount_all(&target)).await
+}
+
+/// On a thread of its own: a mount may wait for a disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ShimError> + Send + 'static,
+) -> Result<T, ShimError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(_) => Err(ShimError::State("the shim failed in this request; its log tells".into())),
+    }
+}
+
+fn stdio(stdin: &str, stdout: &str, stderr: &str, terminal: bool) -> Stdio {
+    Stdio { stdin: stdin.to_owned(), stdout: stdout.to_owned(), stderr: stderr.to_owned(), terminal }
+}

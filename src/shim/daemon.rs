@@ -1,0 +1,383 @@
+//! The long-lived process: serves containerd's requests for a group of containers until none is left.
+//!
+//! It ends when the service says so, which containerd asks for after the last container. Two ends are its own: nobody has a
+//! use for it, as when containerd died between `start` and the first container; or it is told to (SIGTERM) and nothing runs
+//! any more. Being told while something runs does not end it: the exit codes and output of what runs would be lost.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use containerd_shim_protos::shim_async::{Task, create_task};
+use containerd_shim_protos::ttrpc::r#async::transport::Listener;
+use containerd_shim_protos::ttrpc::r#async::{Server, Service};
+use futures_core::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
+
+use super::events::Events;
+use super::log::Log;
+use super::reaper::Reaper;
+use super::socket::Served;
+use super::{ShimError, bootstrap};
+use crate::sys;
+
+/// How long to stay with no container and no connection. containerd connects right after `start`, and again within seconds
+/// when it has been started anew.
+pub const IDLE: Duration = Duration::from_secs(300);
+/// How long events may take that are not sent yet when all else is done.
+const FLUSH: Duration = Duration::from_secs(5);
+/// How long answers may take that are being written at the end.
+const ANSWERS: Duration = Duration::from_secs(1);
+/// How long another process may hold the socket's lock at the end.
+const LOCK: Duration = Duration::from_secs(2);
+/// How often it is looked whether something still runs, after SIGTERM.
+const STOPPING: Duration = Duration::from_millis(500);
+/// How long no connection is taken after one could not be (no descriptors left).
+const PAUSE: Duration = Duration::from_millis(100);
+/// The stacks of threads that wait for the kernel, in bytes.
+const STACK: usize = 256 << 10;
+/// The names of the task service: the messages of both versions are the same on the wire.
+const SERVICES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task"];
+
+/// What serves the requests.
+pub trait Host: Task + Send + Sync + 'static {
+    /// Returns when containerd has asked for the end, and may have it.
+    fn ended(&self) -> impl Future<Output = ()> + Send;
+    /// How many containers there are, those that have ended but are not deleted too.
+    fn containers(&self) -> usize;
+    /// How many processes of containers have not ended.
+    fn running(&self) -> usize;
+}
+
+/// What the process is started with.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// containerd's namespace.
+    pub namespace: String,
+    /// The id of the container that it was started for.
+    pub id: String,
+    /// Where containerd takes events.
+    pub ttrpc_address: String,
+    /// The socket, which is bound and listens.
+    pub socket: PathBuf,
+    /// The bundle of that container: the log is there.
+    pub bundle: PathBuf,
+    /// Log more.
+    pub debug: bool,
+    /// Keep the containers on cores of their own.
+    pub core_scheduling: bool,
+    /// See [`IDLE`].
+    pub idle: Duration,
+}
+
+/// What a service is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Where its events go in.
+    pub events: Events,
+    /// What reaps its children.
+    pub reaper: Reaper,
+}
+
+/// Serves until the end. The process must have no threads yet; `listener` is the socket, and `told` is told whether it runs.
+///
+/// # Errors
+/// Where it can't begin to serve; `told` has been told then, too.
+pub fn serve<H: Host>(
+    setup: &Setup,
+    listener: OwnedFd,
+    told: impl Write,
+    make: impl FnOnce(Parts) -> Arc<H>,
+) -> Result<(), ShimError> {
+    sys::process::thrifty_heap();
+    let begun = begin(setup);
+    let (runtime, served) = match begun {
+        Ok(begun) => begun,
+        Err(err) => return Err(refuse(told, err)),
+    };
+    runtime.block_on(run(setup, listener, served, told, make))?;
+    // What a thread still waits for must not keep the process.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn begin(setup: &Setup) -> Result<(tokio::runtime::Runtime, Served), ShimError> {
+    let log = Log::to(&setup.bundle.join("log"), &setup.id, setup.debug);
+    // Only the first call in a process succeeds, and there is one.
+    let _ = tracing::subscriber::set_global_default(log);
+    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "the shim is broken")));
+    // A process that leads its group has left its parent's already.
+    let _ = rustix::process::setsid();
+    let subreaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    subreaper.map_err(|errno| ShimError::io("prctl", "PR_SET_CHILD_SUBREAPER")(errno.into()))?;
+    if setup.core_scheduling {
+        let own = sys::process::own_core_scheduling();
+        own.map_err(|err| ShimError::io("prctl", "PR_SCHED_CORE")(err.into()))?;
+    }
+    let served = Served::of(&setup.socket)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_stack_size(STACK)
+        .thread_keep_alive(Duration::from_secs(1))
+        .build()
+        .map_err(ShimError::io("start", "the runtime"))?;
+    Ok((runtime, served))
+}
+
+fn refuse(mut told: impl Write, err: ShimError) -> ShimError {
+    // Who asked may be gone; the error goes on its way.
+    let _ = write!(told, "{err}");
+    err
+}
+
+async fn run<H: Host>(
+    setup: &Setup,
+    listener: OwnedFd,
+    served: Served,
+    mut told: impl Write,
+    make: impl FnOnce(Parts) -> Arc<H>,
+) -> Result<(), ShimError> {
+    let open = Arc::new(AtomicUsize::new(0));
+    let begun = (|| {
+        let listener = std::os::unix::net::UnixListener::from(listener);
+        listener.set_nonblocking(true)?;
+        let incoming = Incoming { listener: UnixListener::from_std(listener)?, open: open.clone(), pause: None };
+        Ok((incoming, Reaper::start()?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
+    })();
+    let (incoming, reaper, mut terminate, mut interrupt) = match begun {
+        Ok(begun) => begun,
+        Err(err) => return Err(refuse(told, ShimError::io("serve", &setup.socket)(err))),
+    };
+    let events = Events::start(&setup.ttrpc_address, &setup.namespace);
+    let host = make(Parts { events: events.clone(), reaper });
+    let mut server = Server::new().register_service(services(&host)).add_listener(Listener::new(incoming));
+    if let Err(err) = server.start().await {
+        return Err(refuse(told, ShimError::io("serve", &setup.socket)(io::Error::other(err))));
+    }
+    // Whoever started this may have gone meanwhile; it serves all the same.
+    let _ = told.write_all(bootstrap::RUNNING.as_bytes());
+    drop(told);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "the shim serves");
+
+    tokio::select! {
+        () = host.ended() => tracing::info!("the last container is gone"),
+        () = idle(setup.idle, || open.load(Ordering::Relaxed) > 0 || host.containers() > 0) => {
+            tracing::info!("no container and no connection for {} s", setup.idle.as_secs());
+        }
+        () = stopped(&*host, &mut terminate, &mut interrupt) => tracing::info!("nothing runs: ended by a signal"),
+    }
+
+    // From here on whoever looks starts a server of its own.
+    match tokio::task::spawn_blocking(move || served.remove(LOCK)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(err)) => tracing::warn!(%err, "the socket stays"),
+        Err(err) => tracing::warn!(%err, "the socket stays"),
+    }
+    if !events.flush(FLUSH).await {
+        tracing::error!("containerd was away: events are lost");
+    }
+    // Requests that wait for an end that does not come are left.
+    let _ = timeout(ANSWERS, server.shutdown()).await;
+    Ok(())
+}
+
+/// The service under each of its names.
+fn services<H: Host>(host: &Arc<H>) -> HashMap<String, Service> {
+    let both = SERVICES
+        .iter()
+        .map(|name| create_task(host.clone()).into_values().map(|service| ((*name).to_owned(), service)));
+    both.flatten().collect()
+}
+
+/// Returns when there was no use for the process for `limit`.
+async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
+    let mut ticks = interval(limit / 5);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut since = Instant::now();
+    while since.elapsed() < limit {
+        ticks.tick().await;
+        if in_use() {
+            since = Instant::now();
+        }
+    }
+}
+
+/// Returns when the process has been told to end and nothing runs.
+async fn stopped<H: Host>(
+    host: &H,
+    terminate: &mut tokio::signal::unix::Signal,
+    interrupt: &mut tokio::signal::unix::Signal,
+) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    if host.running() > 0 {
+        tracing::warn!(running = host.running(), "told to end: that has to wait for what runs");
+    }
+    while host.running() > 0 {
+        sleep(STOPPING).await;
+    }
+}
+
+/// The connections, as they come.
+struct Incoming {
+    listener: UnixListener,
+    open: Arc<AtomicUsize>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Connection>>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(pause) = &mut this.pause {
+                std::task::ready!(pause.as_mut().poll(cx));
+                this.pause = None;
+            }
+            match std::task::ready!(this.listener.poll_accept(cx)) {
+                Ok((stream, _)) => return Poll::Ready(Some(Ok(Connection::new(stream, &this.open)))),
+                // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
+                Err(err) => {
+                    tracing::warn!(%err, "a connection could not be taken");
+                    this.pause = Some(Box::pin(sleep(PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// A connection that counts while it is open.
+struct Connection {
+    stream: UnixStream,
+    open: Arc<AtomicUsize>,
+}
+
+impl Connection {
+    fn new(stream: UnixStream, open: &Arc<AtomicUsize>) -> Connection {
+        open.fetch_add(1, Ordering::Relaxed);
+        Connection { stream, open: open.clone() }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// Takes the socket that is this process's standard input, and puts `/dev/null` in its place.
+///
+/// # Errors
+/// [`ShimError::Invalid`] where it is no socket that listens.
+pub fn inherited_socket(path: &Path) -> Result<OwnedFd, ShimError> {
+    let stdin = io::stdin();
+    if !rustix::net::sockopt::socket_acceptconn(&stdin).unwrap_or(false) {
+        return Err(ShimError::Invalid(
+            "standard input is no socket that listens: the action is start or delete".into(),
+        ));
+    }
+    let taken = || {
+        let listener = rustix::io::fcntl_dupfd_cloexec(&stdin, 3)?;
+        rustix::stdio::dup2_stdin(null()?.as_fd())?;
+        Ok(listener)
+    };
+    taken().map_err(|err: io::Error| ShimError::io("take", path)(err))
+}
+
+/// Takes the standard output, by which `start` is told, and puts `/dev/null` in its place: that of the processes that this
+/// one starts must not keep it open.
+pub fn inherited_output() -> Result<OwnedFd, ShimError> {
+    let taken = || {
+        let output = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)?;
+        rustix::stdio::dup2_stdout(null()?.as_fd())?;
+        Ok(output)
+    };
+    taken().map_err(|err: io::Error| ShimError::io("take", "standard output")(err))
+}
+
+fn null() -> io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<F: Future>(work: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    /// As long as there is a use for it the process stays; then it stays for the limit more.
+    #[test]
+    fn idle_is_without_any_use() {
+        let limit = Duration::from_millis(200);
+        block_on(async {
+            let begun = Instant::now();
+            let in_use = || begun.elapsed() < Duration::from_millis(300);
+            timeout(Duration::from_secs(10), idle(limit, in_use)).await.unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+            assert!(timeout(limit * 3, idle(limit, || true)).await.is_err(), "in use all the time");
+        });
+    }
+
+    #[test]
+    fn open_connections_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let open = Arc::new(AtomicUsize::new(0));
+        block_on(async {
+            let listener = UnixListener::bind(&path).unwrap();
+            let mut incoming = Incoming { listener, open: open.clone(), pause: None };
+            let _client = UnixStream::connect(&path).await.unwrap();
+            let taken = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
+            assert_eq!(open.load(Ordering::Relaxed), 1);
+            drop(taken);
+            assert_eq!(open.load(Ordering::Relaxed), 0);
+        });
+    }
+}

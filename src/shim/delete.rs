@@ -1,0 +1,228 @@
+//! `delete`: cleans up after a shim that is gone, or that never got as far as a container, and tells containerd how the
+//! container ended.
+//!
+//! containerd gives it five seconds and takes what it writes for the truth. So each step has its bound, a step that fails
+//! keeps none of the others from being taken, and there is always an answer.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use containerd_shim_protos::api::DeleteResponse;
+use containerd_shim_protos::protobuf::Message;
+use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
+
+use super::options::Saved;
+use super::{ShimError, bootstrap, mounts, record, socket};
+
+/// How long the runtime may take. It waits itself for supervisors that write their results.
+const RUNTIME: Duration = Duration::from_millis(2500);
+/// How long the runtime may take that was started again after its mounts were taken away.
+const AGAIN: Duration = Duration::from_millis(500);
+/// How long another process may hold the socket's lock.
+const LOCK: Duration = Duration::from_millis(300);
+/// The code of a process whose end nobody has seen: as if killed by SIGKILL, which the runtime has just done if need be.
+const KILLED: u32 = 128 + 9;
+/// The file in the bundle with the first process's pid.
+const PID_FILE: &str = "init.pid";
+/// The most that is read of what the runtime says, in bytes.
+const SAID_MAX: u64 = 4096;
+
+/// What was done, and what was not.
+#[derive(Debug)]
+pub struct Deleted {
+    /// What containerd is to read from standard output.
+    pub answer: Vec<u8>,
+    /// What failed.
+    pub failed: Vec<ShimError>,
+}
+
+/// Does `delete` for the container `id`. The bundle may be half made, or gone.
+pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
+    let mut failed = Vec::new();
+    let mut keep = |result: Result<(), ShimError>| failed.extend(result.err());
+    // Read before the runtime ends what may still run: the end that somebody saw is the container's, not this one.
+    let ended = record::read_exit(bundle);
+    let pid = record::read_pid(&bundle.join(PID_FILE)).ok().or(ended.as_ref().map(|ended| ended.pid));
+    let saved = Saved::load(bundle, namespace);
+    let deleted = force_delete(&saved, id, RUNTIME);
+    let hangs = matches!(deleted, Err(ShimError::State(_)));
+    keep(deleted);
+    keep(mounts::unmount_all(&bundle.join("rootfs")));
+    if hangs {
+        // What it waited for may have been in what is unmounted now.
+        keep(force_delete(&saved, id, AGAIN));
+    }
+    if let Some(path) = bootstrap::socket_of(bundle) {
+        keep(remove_socket(&path));
+    }
+    let exited_at = ended.as_ref().map_or_else(SystemTime::now, |ended| ended.exited_at.into());
+    let response = DeleteResponse {
+        pid: pid.unwrap_or_default(),
+        exit_status: ended.map_or(KILLED, |ended| ended.status),
+        exited_at: Some(Timestamp::from(exited_at)).into(),
+        ..DeleteResponse::default()
+    };
+    // Three numbers can always be encoded; without an answer containerd would take the defaults.
+    Deleted { answer: response.write_to_bytes().unwrap_or_default(), failed }
+}
+
+/// Removes the group's socket unless other containers of the group are served there.
+fn remove_socket(path: &Path) -> Result<(), ShimError> {
+    if path.parent().is_some_and(Path::is_dir) { socket::remove_unserved(path, LOCK) } else { Ok(()) }
+}
+
+/// Runs the runtime's `delete --force`. One that takes longer is left to itself: killed half-way it would leave more.
+fn force_delete(saved: &Saved, id: &str, limit: Duration) -> Result<(), ShimError> {
+    let mut command = Command::new(&saved.runtime);
+    command.arg("--root").arg(&saved.root);
+    if saved.systemd_cgroup {
+        command.arg("--systemd-cgroup");
+    }
+    if let Some(config) = &saved.config {
+        command.env("AGENTSBX_CONFIG", config);
+    }
+    command.args(["delete", "--force", id]).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(ShimError::io("start the runtime", &saved.runtime))?;
+    let status = wait_within(&mut child, limit).map_err(ShimError::io("wait for", &saved.runtime))?;
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => {
+            let mut said = Vec::new();
+            if let Some(pipe) = child.stderr.take() {
+                // It has ended, and so has what it said. What can't be read is missing from a message.
+                let _ = pipe.take(SAID_MAX).read_to_end(&mut said);
+            }
+            let said = String::from_utf8_lossy(&said).trim().to_owned();
+            let message = if said.is_empty() { status.to_string() } else { said };
+            if message.contains("does not exist") {
+                Ok(())
+            } else {
+                Err(ShimError::Runtime { doing: "delete", message })
+            }
+        }
+        None => Err(ShimError::State(format!("{} delete {id}: still at it after {limit:?}", saved.runtime.display()))),
+    }
+}
+
+fn wait_within(child: &mut Child, limit: Duration) -> std::io::Result<Option<std::process::ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// The bundle: where containerd says, else the working directory; if that has been removed, where it was.
+pub fn bundle(given: Option<PathBuf>) -> Result<PathBuf, ShimError> {
+    /// What the kernel adds to the name of a directory that is gone.
+    const GONE: &str = " (deleted)";
+    let link = "/proc/self/cwd";
+    let here = std::fs::read_link(link).map_err(ShimError::io("readlink", link))?;
+    let here = here.to_str().and_then(|text| text.strip_suffix(GONE)).map_or(here.clone(), PathBuf::from);
+    // An absolute path stands for itself.
+    Ok(given.map_or_else(|| here.clone(), |path| here.join(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::durable;
+    use std::os::unix::net::UnixListener;
+
+    struct Lab(tempfile::TempDir);
+
+    impl Lab {
+        /// A bundle whose runtime is this shell script.
+        fn new(runtime: &str) -> Lab {
+            let lab = Lab(tempfile::tempdir().unwrap());
+            std::fs::create_dir(lab.path("rootfs")).unwrap();
+            lab.put("runtime", &format!("#!/bin/sh\ncd '{}'\n{runtime}", lab.0.path().display()), 0o755);
+            Saved { runtime: lab.path("runtime"), root: "/r/ns".into(), config: None, systemd_cgroup: true }
+                .save(lab.0.path())
+                .unwrap();
+            lab
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        fn put(&self, name: &str, text: &str, mode: u32) {
+            durable::replace_unsynced(&self.path(name), text.as_bytes(), mode).unwrap();
+        }
+
+        fn delete(&self) -> (DeleteResponse, Vec<String>) {
+            let deleted = delete(self.0.path(), "ns", "c1");
+            let response = DeleteResponse::parse_from_bytes(&deleted.answer).unwrap();
+            (response, deleted.failed.iter().map(ToString::to_string).collect())
+        }
+    }
+
+    #[test]
+    fn the_end_that_was_seen_is_told() {
+        let lab = Lab::new("echo \"$@\" >called");
+        lab.put("init.pid", "77", 0o600);
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        record::write_exit(lab.0.path(), 77, super::super::reaper::Exit { code: 3, at }).unwrap();
+        let (response, failed) = lab.delete();
+        assert!(failed.is_empty(), "{failed:?}");
+        assert_eq!((response.pid, response.exit_status, response.exited_at.seconds), (77, 3, 1_700_000_000));
+        let called = std::fs::read_to_string(lab.path("called")).unwrap();
+        assert_eq!(called, "--root /r/ns --systemd-cgroup delete --force c1\n");
+    }
+
+    #[test]
+    fn an_end_that_nobody_saw_is_a_kill() {
+        let lab = Lab::new("echo 'container does not exist' >&2; exit 1");
+        let (response, failed) = lab.delete();
+        assert!(failed.is_empty(), "{failed:?}");
+        assert_eq!((response.pid, response.exit_status), (0, 137));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        assert!(now.abs_diff(response.exited_at.seconds.cast_unsigned()) < 60);
+        let lab = Lab::new("echo 'disk on fire' >&2; exit 1");
+        let (response, failed) = lab.delete();
+        assert_eq!(response.exit_status, 137);
+        assert_eq!(failed, ["OCI runtime delete failed: disk on fire"]);
+    }
+
+    /// Nothing is left of the bundle, or nothing was ever made: there is an answer all the same.
+    #[test]
+    fn without_a_bundle() {
+        let deleted = delete(Path::new("/no/such/bundle"), "ns-of-no-one", "no-such-container-of-ours");
+        assert_eq!(DeleteResponse::parse_from_bytes(&deleted.answer).unwrap().exit_status, 137);
+    }
+
+    /// containerd's five seconds are kept when the runtime hangs, and the other steps are taken.
+    #[test]
+    fn a_runtime_that_hangs() {
+        let lab = Lab::new("exec sleep 8");
+        let socket = lab.path(&"0".repeat(64));
+        drop(UnixListener::bind(&socket).unwrap());
+        lab.put("address", &socket::address(&socket), 0o600);
+        let begun = Instant::now();
+        let (response, failed) = lab.delete();
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!((response.exit_status, failed.len()), (137, 2));
+        assert!(!socket.exists());
+    }
+
+    #[test]
+    fn a_socket_that_is_served_stays() {
+        let lab = Lab::new("exit 0");
+        let socket = lab.path(&"1".repeat(64));
+        let _listener = UnixListener::bind(&socket).unwrap();
+        lab.put("address", &socket::address(&socket), 0o600);
+        assert!(lab.delete().1.is_empty());
+        assert!(socket.exists());
+    }
+}

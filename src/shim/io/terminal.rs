@@ -1,0 +1,203 @@
+//! A process's terminal: the socket on which the runtime hands over the master, and the copying from and to it.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::termios::SpecialCodeIndex;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixListener;
+use tokio::sync::watch::Receiver;
+use tokio::time::{sleep, timeout};
+use ulid::Ulid;
+
+use super::{copy, fifo};
+use crate::shim::ShimError;
+use crate::sys::{socket, watch};
+
+/// How long a runtime that has ended well may take to hand over the master.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Where the sockets' directories are made: the first that can be written. Short, since an address has 107 bytes.
+const PLACES: [&str; 2] = ["/run", "/tmp"];
+/// How long is waited, at first and at last, for a terminal to become usable, of which the kernel does not tell.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// A directory of our own that goes with this value.
+#[derive(Debug)]
+struct PrivateDir(PathBuf);
+
+impl PrivateDir {
+    fn make() -> Result<PrivateDir, ShimError> {
+        let mut failed = None;
+        for place in PLACES {
+            let path = Path::new(place).join(format!("agentsbx-pty-{}-{}", std::process::id(), Ulid::generate()));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(PrivateDir(path)),
+                Err(err) => failed = Some(ShimError::io("mkdir", path)(err)),
+            }
+        }
+        Err(failed.unwrap_or_else(|| ShimError::State("no place for a console socket".into())))
+    }
+}
+
+impl Drop for PrivateDir {
+    fn drop(&mut self) {
+        if let Err(err) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!(path = %self.0.display(), %err, "the directory of a console socket stays behind");
+        }
+    }
+}
+
+/// The socket that a runtime sends a terminal's master to. It goes with this value.
+#[derive(Debug)]
+pub(super) struct Console {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Behind the listener, so that it goes after it.
+    _dir: PrivateDir,
+}
+
+impl Console {
+    /// Makes the socket and listens.
+    pub fn listen() -> Result<Console, ShimError> {
+        let dir = PrivateDir::make()?;
+        let path = dir.0.join("s");
+        let listener = UnixListener::bind(&path).map_err(ShimError::io("bind", &path))?;
+        Ok(Console { listener, path, _dir: dir })
+    }
+
+    /// What the runtime is told with `--console-socket`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The master that the runtime has sent.
+    ///
+    /// # Errors
+    /// If none comes in time, or what comes is no terminal.
+    pub async fn receive(self) -> Result<OwnedFd, ShimError> {
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the runtime sent no terminal");
+        let received = timeout(PATIENCE, self.accept()).await.map_err(late).and_then(|received| received);
+        let master = received.and_then(|master| {
+            rustix::termios::tcgetwinsize(&master)?;
+            Ok(master)
+        });
+        master.map_err(ShimError::io("receive the terminal from", &self.path))
+    }
+
+    async fn accept(&self) -> io::Result<OwnedFd> {
+        let (stream, _) = self.listener.accept().await?;
+        loop {
+            stream.readable().await?;
+            match stream.try_io(Interest::READABLE, || Ok(socket::receive_fd(stream.as_fd())?)) {
+                Err(err) if copy::retry(&err) => {}
+                received => return received,
+            }
+        }
+    }
+}
+
+/// What is written on a terminal, read from its master.
+#[derive(Debug)]
+pub(super) struct Reader {
+    master: Arc<OwnedFd>,
+    /// `None` while no process has the terminal open.
+    watched: Option<AsyncFd<OwnedFd>>,
+}
+
+impl Reader {
+    /// Makes the master non-blocking, for all who have it.
+    pub fn new(master: Arc<OwnedFd>) -> io::Result<Reader> {
+        Ok(Reader { watched: Some(watched(&master)?), master })
+    }
+
+    /// The next bytes; `None` when no process has the terminal open and `draining` has begun. Before that, one may open it
+    /// again: an init does that with its console.
+    pub async fn next(&mut self, draining: &mut Receiver<bool>) -> io::Result<Option<Vec<u8>>> {
+        let mut pause = PAUSE.0;
+        loop {
+            if let Some(watched) = &self.watched {
+                drop(watched.readable().await?);
+                match copy::read_some(watched, copy::BUFFER) {
+                    Ok(None) => {}
+                    Ok(Some(bytes)) if !bytes.is_empty() => return Ok(Some(bytes)),
+                    // Tokio takes a hang-up for final, so what is watched is registered anew when the terminal is back.
+                    Ok(Some(_)) => self.watched = None,
+                    Err(err) if hung_up(&err) => self.watched = None,
+                    Err(err) => return Err(err),
+                }
+                continue;
+            }
+            let mut buffer = vec![0; copy::BUFFER];
+            match rustix::io::read(&*self.master, &mut *buffer) {
+                Ok(n @ 1..) => {
+                    self.watched = Some(watched(&self.master)?);
+                    buffer.truncate(n);
+                    return Ok(Some(buffer));
+                }
+                Err(Errno::AGAIN) => self.watched = Some(watched(&self.master)?),
+                Ok(0) | Err(Errno::IO) if *draining.borrow() => return Ok(None),
+                Ok(0) | Err(Errno::IO | Errno::INTR) => {
+                    drop(buffer);
+                    tokio::select! {
+                        () = sleep(pause) => pause = (pause * 2).min(PAUSE.1),
+                        () = fifo::begun(draining) => {}
+                    }
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+fn watched(master: &OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    Ok(watch::watch(master.try_clone()?)?)
+}
+
+fn hung_up(err: &io::Error) -> bool {
+    err.raw_os_error() == Some(libc::EIO)
+}
+
+/// Types what comes from the client's fifo. At its end the terminal's end-of-file character is typed: the terminal stays,
+/// with what its process still has to say.
+pub(super) async fn type_in(input: AsyncFd<OwnedFd>, master: Arc<OwnedFd>) -> io::Result<()> {
+    let mut at_line_start = true;
+    loop {
+        drop(input.readable().await?);
+        let Some(bytes) = copy::read_some(&input, copy::BUFFER)? else { continue };
+        let Some(&last) = bytes.last() else { break };
+        type_all(&master, &bytes).await?;
+        at_line_start = matches!(last, b'\n' | b'\r');
+    }
+    drop(input);
+    let end = rustix::termios::tcgetattr(&*master)?.special_codes[SpecialCodeIndex::VEOF];
+    if end != 0 {
+        // Within a line the first only passes on what is there of it.
+        let twice = [end, end];
+        type_all(&master, if at_line_start { &twice[1..] } else { &twice }).await?;
+    }
+    Ok(())
+}
+
+/// A master that takes nothing, or whose terminal no process has open, is tried again: the kernel's notice that it takes
+/// something can come before it does.
+async fn type_all(master: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+    let mut pause = PAUSE.0;
+    while !bytes.is_empty() {
+        match rustix::io::write(master, bytes) {
+            Ok(n @ 1..) => (bytes, pause) = (&bytes[n..], PAUSE.0),
+            Ok(0) | Err(Errno::AGAIN | Errno::IO | Errno::INTR) => {
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
