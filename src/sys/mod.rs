@@ -25,8 +25,8 @@ pub mod socket;
 pub mod spawn;
 mod start;
 pub mod tty;
-pub mod watch;
 pub mod wake;
+pub mod watch;
 
 use crate::error::{Classify, Kind};
 
