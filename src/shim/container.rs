@@ -6,22 +6,26 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest, Mount};
 use containerd_shim_protos::events::task as event;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::topics;
 use containerd_shim_protos::types::task::Status;
 use rustix::process::{Pid, Signal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use super::ShimError;
+use super::cgroup::CgroupPaths;
 use super::events::Events;
 use super::io::{Identity, Owner, Stdio, Streams};
+use super::metrics;
 use super::mounts;
+use super::oom;
 use super::options::Options;
 use super::process::{Phase, Process};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
@@ -73,7 +77,11 @@ pub struct Container {
     /// Whether the kernel ends the container's processes with the first one.
     own_pid_namespace: bool,
     mounted: bool,
+    cgroups: OnceLock<CgroupPaths>,
 }
+
+/// Asks for a last look at what was killed for want of memory, and hears when it is told.
+type LastLook = oneshot::Sender<oneshot::Sender<()>>;
 
 #[derive(Debug)]
 struct State {
@@ -119,6 +127,7 @@ impl Container {
             steps: tokio::sync::Mutex::default(),
             own_pid_namespace: config.has_own_pid_namespace(),
             mounted,
+            cgroups: OnceLock::new(),
         };
         match container.make(&options).await {
             Ok((pid, end)) => {
@@ -141,7 +150,8 @@ impl Container {
                         ..Default::default()
                     },
                 );
-                tokio::spawn(container.clone().until_end(end));
+                let memory = container.watch_memory();
+                tokio::spawn(container.clone().until_end(end, memory));
                 Ok(container)
             }
             Err(err) => {
@@ -204,7 +214,7 @@ impl Container {
     }
 
     /// Waits for the first process's end, then for all else that has to be told before.
-    async fn until_end(self: Arc<Self>, end: ExitReceiver) {
+    async fn until_end(self: Arc<Self>, end: ExitReceiver, memory: Option<LastLook>) {
         let Ok(exit) = end.await else { return };
         // Its start is told first.
         drop(self.starting.lock().await);
@@ -218,12 +228,69 @@ impl Container {
             let _ = self.runtime.kill(Signal::KILL.as_raw().unsigned_abs(), true).await;
         }
         self.until_idle().await;
+        if let Some(memory) = memory {
+            let (done, looked) = oneshot::channel();
+            if memory.send(done).is_ok() {
+                let _ = looked.await;
+            }
+        }
         let pid = self.init.now().pid;
         if let Err(err) = record::write_exit(&self.bundle, pid, exit) {
             tracing::error!(container = self.id, %err, "the exit code could not be recorded");
         }
         self.tell_end(&self.id, pid, exit);
         self.init.ended(exit);
+    }
+
+    /// Begins to tell when a process of the container is killed for want of memory.
+    fn watch_memory(self: &Arc<Self>) -> Option<LastLook> {
+        // Now the pid is sure to be the first process's.
+        let found = CgroupPaths::of(self.init.now().pid).map(|found| self.cgroups.get_or_init(|| found));
+        match found.and_then(oom::Watch::new) {
+            Ok(watch) => {
+                let (last, asked) = oneshot::channel();
+                tokio::spawn(self.clone().tell_kills(watch, asked));
+                Some(last)
+            }
+            Err(err) => {
+                tracing::warn!(container = self.id, %err, "whether memory runs out can't be told");
+                None
+            }
+        }
+    }
+
+    async fn tell_kills(self: Arc<Self>, mut watch: oom::Watch, mut asked: oneshot::Receiver<oneshot::Sender<()>>) {
+        let tell = || {
+            let container_id = self.id.clone();
+            self.tell(topics::TASK_OOM_EVENT_TOPIC, &event::TaskOOM { container_id, ..Default::default() });
+        };
+        loop {
+            let last = tokio::select! {
+                killed = watch.next() => match killed {
+                    true => {
+                        tell();
+                        continue;
+                    }
+                    // The group is gone: there is nothing to be seen any more.
+                    false => (&mut asked).await,
+                },
+                asked = &mut asked => asked,
+            };
+            let Ok(done) = last else { return };
+            if watch.killed_since_last() {
+                tell();
+            }
+            // Who asked waits, or is gone.
+            let _ = done.send(());
+            return;
+        }
+    }
+
+    /// What it uses: the metrics of the host's version of cgroups.
+    pub async fn stats(&self) -> Result<Any, ShimError> {
+        let unknown = || ShimError::NotFound(format!("cgroups of container {}", self.id));
+        let cgroups = self.cgroups.get().ok_or_else(unknown)?.clone();
+        blocking(move || metrics::collect(&cgroups)).await
     }
 
     /// Waits until no exec runs; those that do not end are ended.

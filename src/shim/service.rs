@@ -249,6 +249,11 @@ impl Task for Service {
         Ok(api::WaitResponse { exit_status: exit.code, exited_at: timestamp(exit), ..Default::default() })
     }
 
+    async fn stats(&self, _: &TtrpcContext, request: api::StatsRequest) -> ttrpc::Result<api::StatsResponse> {
+        let stats = self.container(&request.id)?.stats().await?;
+        Ok(api::StatsResponse { stats: MessageField::some(stats), ..Default::default() })
+    }
+
     async fn connect(&self, _: &TtrpcContext, request: api::ConnectRequest) -> ttrpc::Result<api::ConnectResponse> {
         let task_pid = self.container(&request.id).map_or(0, |container| container.init.now().pid);
         let version = env!("CARGO_PKG_VERSION").to_owned();
