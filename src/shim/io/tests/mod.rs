@@ -149,7 +149,7 @@ fn a_client_that_never_comes_is_not_waited_for() {
             }
             let begun = Instant::now();
             assert_eq!(streams.drain(LONG).await, delivered, "{script}");
-            assert!(begun.elapsed() < Duration::from_secs(2), "{script}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(5), "{script}: {:?}", begun.elapsed());
             process.wait().unwrap();
         }
     });
@@ -303,11 +303,11 @@ fn a_background_child_is_waited_for_no_longer_than_the_limit() {
     run(async {
         let client = Client::new();
         let out = client.read("out");
-        let (streams, process) = start(&client.only_out(), "(trap '' PIPE; sleep 2; echo never) & echo x").await;
+        let (streams, process) = start(&client.only_out(), "(trap '' PIPE; sleep 10; echo never) & echo x").await;
         assert_eq!(wait(process).await, Some(0));
         let begun = Instant::now();
         assert!(!streams.drain(Duration::from_millis(300)).await);
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(5));
         assert_eq!(out.await.unwrap(), b"x\n");
     });
 }
@@ -360,7 +360,7 @@ fn a_full_disk_does_not_stop_the_process() {
         let copy = tokio::spawn(output::run(Source::Pipe(ours), Sink::File(full), receiver));
         let process = Command::new("head").args(["-c", "1000000", "/dev/zero"]).stdout(theirs).spawn().unwrap();
         assert_eq!(wait(process).await, Some(0));
-        assert!(copy.await.unwrap());
+        assert!(!copy.await.unwrap(), "nothing was delivered");
     });
 }
 
