@@ -1,13 +1,12 @@
 //! A containerd of a given release, with directories, sockets, a namespace and cgroups of its own, and the shim and the
 //! runtime under test first in its PATH. It can be killed and started again.
 
-use std::fmt::Display;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -388,8 +387,17 @@ impl<'a> Task<'a> {
 
     /// Waits for a status.
     #[track_caller]
-    pub fn wait_status(&self, status: impl AsRef<str> + Display) {
-        wait_until(&format!("status {status} of {}", self.id), SOON, || self.status() == status.as_ref());
+    pub fn wait_status(&self, status: &str) {
+        let begun = Instant::now();
+        loop {
+            let now = self.status();
+            if now == status {
+                return;
+            }
+            let name = self.containerd.release.version();
+            assert!(begun.elapsed() < SOON, "{name}: {} is {now:?}, not {status}", self.id);
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The first process's pid, from containerd.
@@ -425,8 +433,16 @@ impl Drop for Task<'_> {
         if self.containerd.child().is_none() {
             return;
         }
-        self.verb("kill", &["--signal", "KILL"]);
-        self.verb("delete", &["--force"]);
-        self.containerd.ctr(["containers", "delete", &self.id]).run();
+        // Of a test that fails anyway it does not matter what of this hangs.
+        let put_away = std::panic::AssertUnwindSafe(|| {
+            self.verb("kill", &["--signal", "KILL"]);
+            self.verb("delete", &["--force"]);
+            self.containerd.ctr(["containers", "delete", &self.id]).run();
+        });
+        if let Err(panic) = std::panic::catch_unwind(put_away)
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
     }
 }

@@ -6,5 +6,7 @@
 mod census;
 mod daemon;
 mod events;
+mod order;
+mod reports;
 mod story;
 mod task_api;
