@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::api::ForwardRequest;
-use containerd_shim_protos::protobuf::MessageFull;
+use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::shim::event::Envelope;
@@ -63,9 +63,9 @@ impl Events {
     }
 
     /// Adds one of containerd's own events.
-    pub fn add<M: MessageFull>(&self, topic: &'static str, event: &M) {
+    pub fn add<M: Message>(&self, topic: &'static str, event: &M) {
         match event.write_to_bytes() {
-            Ok(value) => self.add_any(topic, M::descriptor().full_name(), value),
+            Ok(value) => self.add_any(topic, &type_of::<M>(), value),
             Err(err) => tracing::error!(topic, %err, "an event could not be encoded"),
         }
     }
@@ -127,6 +127,12 @@ impl Shared {
     }
 }
 
+/// The type of one of containerd's own events. The library could tell it, from a description of all messages that it would
+/// make for that, of some five hundred kilobytes.
+fn type_of<M: Message>() -> String {
+    format!("containerd.events.{}", M::NAME)
+}
+
 async fn send_all(shared: Arc<Shared>, path: PathBuf) {
     let mut client = None;
     loop {
@@ -181,4 +187,28 @@ async fn try_send(
 
 async fn connect(path: &std::path::Path) -> ttrpc::Result<ttrpc::r#async::Client> {
     ttrpc::r#async::Client::connect(&format!("unix://{}", path.display())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use containerd_shim_protos::events::task;
+    use containerd_shim_protos::protobuf::MessageFull;
+
+    #[test]
+    fn types_are_those_of_the_definitions() {
+        fn same<M: MessageFull>() {
+            assert_eq!(type_of::<M>(), M::descriptor().full_name());
+        }
+        same::<task::TaskCreate>();
+        same::<task::TaskStart>();
+        same::<task::TaskExit>();
+        same::<task::TaskDelete>();
+        same::<task::TaskOOM>();
+        same::<task::TaskExecAdded>();
+        same::<task::TaskExecStarted>();
+        same::<task::TaskPaused>();
+        same::<task::TaskResumed>();
+        same::<task::TaskCheckpointed>();
+    }
 }
