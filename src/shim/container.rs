@@ -606,7 +606,7 @@ impl Container {
         self.tell(topics::TASK_EXIT_EVENT_TOPIC, &ended);
     }
 
-    fn tell<M: containerd_shim_protos::protobuf::MessageFull>(&self, topic: &'static str, event: &M) {
+    fn tell<M: containerd_shim_protos::protobuf::Message>(&self, topic: &'static str, event: &M) {
         self.shared.events.add(topic, event);
     }
 
