@@ -17,6 +17,7 @@ import traceback
 # Importing them is what makes their cases known, in this order.
 import bundles  # noqa: F401
 import audit  # noqa: F401
+import tasks  # noqa: F401
 import engines
 from machine import BIN, CASES, CONFIG, HERE, SHIM, WORK, Skipped
 
