@@ -68,7 +68,7 @@ find "$run" \( -name address -o -name bootstrap.json \) -exec cat {} + 2>/dev/nu
     grep -o '/run/containerd/s/[0-9a-f]*' | while read -r socket; do
     rm -f "$socket"
 done
-rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-* /run/agentsbx/"$(basename "$run")"-*
+rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-*
 
 # Mount points below the two directories, the deepest first. \040 and the like stay as they are: ours have none.
 awk -v run="$run/" -v data="$data/" 'index($5, run) == 1 || index($5, data) == 1 { print $5 }' /proc/self/mountinfo |

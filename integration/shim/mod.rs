@@ -6,5 +6,8 @@
 mod census;
 mod daemon;
 mod events;
+mod load;
+mod order;
+mod reports;
 mod story;
 mod task_api;
