@@ -67,9 +67,6 @@ impl Service {
 
     fn reserve(&self, id: &str) -> Result<Reserved, ShimError> {
         let mut containers = self.lock();
-        if *self.0.ended.borrow() {
-            return Err(ShimError::State("the shim is ending".into()));
-        }
         if containers.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
