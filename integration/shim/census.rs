@@ -33,7 +33,7 @@ pub fn census(containerd: &Containerd) -> BTreeSet<String> {
     lines(Cmd::new("find").arg(&containerd.run).args(["-printf", "%y %p\\n"]))
         .into_iter()
         .for_each(|line| put("file", line));
-    for root in ["/run/containerd/runc", "/run/agentsbx"] {
+    for root in ["/run/containerd/runc", "/run/containerd/agentsbx", "/run/agentsbx"] {
         let root = Path::new(root).join(&containerd.namespace);
         if root.is_dir() {
             let inside = lines(Cmd::new("find").arg(&root).args(["-mindepth", "1"]));
