@@ -70,7 +70,7 @@ find "$run" "$shared" \( -name address -o -name bootstrap.json \) -exec cat {} +
     grep -o '/run/containerd/s/[0-9a-f]*' | while read -r socket; do
     rm -f "$socket"
 done
-rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-* /run/agentsbx/"$(basename "$run")"-*
+rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-*
 # Of the namespace that all nodes have: containers of bundles that are ours.
 grep -lrF --include=state.json "\"$shared/" /run/containerd/*/k8s.io 2>/dev/null | while read -r state; do
     rm -rf --one-file-system "$(dirname "$state")"

@@ -1,14 +1,13 @@
 //! A containerd of a given release, with directories, sockets, a namespace and cgroups of its own, and the shim and the
 //! runtime under test first in its PATH. It can be killed and started again.
 
-use std::fmt::Display;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -100,13 +99,6 @@ impl Shim {
         match self {
             Shim::Ours => "io.containerd.agentsbx.v1",
             Shim::StockOurs | Shim::Stock => "io.containerd.runc.v2",
-        }
-    }
-
-    fn program(self) -> &'static str {
-        match self {
-            Shim::Ours => "containerd-shim-agentsbx-v1",
-            Shim::StockOurs | Shim::Stock => "containerd-shim-runc-v2",
         }
     }
 }
@@ -296,30 +288,31 @@ impl Containerd {
         Cmd::new(binary()).env("AGENTSBX_CONFIG", &self.settings).arg("--store").arg(&self.store).args(args)
     }
 
-    /// The same with `--json`, parsed.
-    #[track_caller]
-    pub fn json<const N: usize>(&self, args: [&str; N]) -> Value {
-        let text = self.agentsbx(args).arg("--json").ok();
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e} in {text}"))
-    }
-
     /// A task's bundle.
     pub fn bundle(&self, id: &str) -> PathBuf {
         self.run.join("containerd/io.containerd.runtime.v2.task").join(&self.namespace).join(id)
     }
 
+    /// What containerd has written down of the shim's answer, from 1.7 on.
+    fn answer(&self, id: &str) -> Option<Value> {
+        let text = fs::read_to_string(self.bundle(id).join("bootstrap.json")).ok()?;
+        Some(serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
+    }
+
     /// The socket of a task's shim, without a scheme.
     #[track_caller]
     pub fn socket(&self, id: &str) -> PathBuf {
-        let bundle = self.bundle(id);
-        // containerd's own file from 1.7 on; the shim's before that.
-        let answer = fs::read_to_string(bundle.join("bootstrap.json")).ok();
-        let address = answer.map(|text| {
-            let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-            value["address"].as_str().expect("an address").to_owned()
-        });
-        let address = address.unwrap_or_else(|| fs::read_to_string(bundle.join("address")).expect("read the address"));
+        let address = match self.answer(id) {
+            Some(answer) => answer["address"].as_str().expect("an address").to_owned(),
+            // The shim's own file, of which 1.6 knows.
+            None => fs::read_to_string(self.bundle(id).join("address")).expect("read the address"),
+        };
         PathBuf::from(address.trim().trim_start_matches("unix://"))
+    }
+
+    /// The version of the task service that a task's shim has spoken of.
+    pub fn task_version(&self, id: &str) -> u64 {
+        self.answer(id).and_then(|answer| answer["version"].as_u64()).unwrap_or(2)
     }
 
     /// The pids of its shims, of all tasks or of one.
@@ -476,8 +469,17 @@ impl<'a> Task<'a> {
 
     /// Waits for a status.
     #[track_caller]
-    pub fn wait_status(&self, status: impl AsRef<str> + Display) {
-        wait_until(&format!("status {status} of {}", self.id), SOON, || self.status() == status.as_ref());
+    pub fn wait_status(&self, status: &str) {
+        let begun = Instant::now();
+        loop {
+            let now = self.status();
+            if now == status {
+                return;
+            }
+            let name = self.containerd.release.version();
+            assert!(begun.elapsed() < SOON, "{name}: {} is {now:?}, not {status}", self.id);
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The first process's pid, from containerd.
@@ -513,8 +515,16 @@ impl Drop for Task<'_> {
         if self.containerd.child().is_none() {
             return;
         }
-        self.verb("kill", &["--signal", "KILL"]);
-        self.verb("delete", &["--force"]);
-        self.containerd.ctr(["containers", "delete", &self.id]).run();
+        // Of a test that fails anyway it does not matter what of this hangs.
+        let put_away = std::panic::AssertUnwindSafe(|| {
+            self.verb("kill", &["--signal", "KILL"]);
+            self.verb("delete", &["--force"]);
+            self.containerd.ctr(["containers", "delete", &self.id]).run();
+        });
+        if let Err(panic) = std::panic::catch_unwind(put_away)
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
     }
 }

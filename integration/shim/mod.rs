@@ -7,5 +7,8 @@ mod census;
 mod cri;
 mod daemon;
 mod events;
+mod load;
+mod order;
+mod reports;
 mod story;
 mod task_api;

@@ -37,7 +37,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How many events the store's log keeps if nothing else is said.
 pub const DEFAULT_KEEP_EVENTS: u64 = 100_000;
 
-/// How much of a container's history is kept if nothing else is said: enough to undo a long session, and bounded, so that
+/// How much of a container's history is kept if nothing else is said: enough to undo a long task, and bounded, so that
 /// a pool's disk is not filled by containers that live for long. Nothing goes by age alone: who comes back after a holiday
 /// finds what he left.
 pub const DEFAULT_RETENTION: Retention = Retention { generations: Some(1000), bytes: Some(20 << 30), age: None };

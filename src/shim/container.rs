@@ -499,9 +499,15 @@ impl Container {
         self.runtime.update(resources).await
     }
 
-    /// Its processes.
+    /// Its processes. Of one whose first process has ended and that has none any more, that process: a containerd that
+    /// starts deletes every task that has no process, and nobody would learn how it ended.
     pub async fn pids(&self) -> Result<Vec<super::runtime::Process>, ShimError> {
-        self.runtime.ps().await
+        let mut processes = self.runtime.ps().await?;
+        let first = self.init.now();
+        if processes.is_empty() && first.phase == Phase::Stopped && first.pid != 0 {
+            processes.push(super::runtime::Process { pid: first.pid, exec: None });
+        }
+        Ok(processes)
     }
 
     /// RUNNING, PAUSING or PAUSED: what a process of it that runs is.
@@ -600,7 +606,7 @@ impl Container {
         self.tell(topics::TASK_EXIT_EVENT_TOPIC, &ended);
     }
 
-    fn tell<M: containerd_shim_protos::protobuf::MessageFull>(&self, topic: &'static str, event: &M) {
+    fn tell<M: containerd_shim_protos::protobuf::Message>(&self, topic: &'static str, event: &M) {
         self.shared.events.add(topic, event);
     }
 

@@ -4,6 +4,7 @@
 mod client;
 mod node;
 mod policy;
+mod stream;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::shim::daemon::Release;
-use crate::support::result;
+use crate::shim::daemon::{Release, SOON};
+use crate::support::{result, wait_until};
 use node::{Container, Node};
 
 /// One test for each release, of a function of that name.
@@ -155,7 +156,8 @@ of_each_release!(what_hangs_holds_up_nobody);
 fn what_hangs_holds_up_nobody(release: Release) {
     let pod = Node::shared(release).pod(&json!({}));
     let (a, b) = (pod.idle(), pod.idle());
-    let (hangs, script) = (["sh", "-c", "echo begun; sleep 100000"], "echo begun; sleep 100000");
+    let script = "echo begun | tee /root/begun; sleep 100000";
+    let hangs = ["sh", "-c", script];
     thread::scope(|scope| {
         let limited = scope.spawn(|| {
             let begun = Instant::now();
@@ -198,8 +200,9 @@ fn a_kill_for_want_of_memory_is_the_reason(release: Release) {
         assert_eq!((&ended["exit_code"], &ended["reason"]), (&json!(137), &json!("OOMKilled")), "{ended}");
     }
     let patient = pod.run(&["sleep", "100000"], &limit);
-    assert_eq!(patient.sh("tail /dev/zero").code, 137);
-    assert_eq!(results(&patient, "tail /dev/zero")[0]["end"]["kind"], "oom");
+    let script = "echo x >/root/x; tail /dev/zero";
+    assert_eq!(patient.sh(script).code, 137);
+    assert_eq!(results(&patient, script)[0]["end"]["kind"], "oom");
     assert_eq!(
         (patient.status()["state"].clone(), patient.out("echo x")),
         (json!("CONTAINER_RUNNING"), "x".to_owned())
@@ -219,6 +222,8 @@ fn containerd_is_killed_and_comes_back(release: Release) {
     let pod = node.pod(&json!({}));
     let stays = pod.run(&["sh", "-c", "trap 'exit 5' TERM; while :; do echo tick; sleep 0.2; done"], &json!({}));
     let ends = pod.run(&["sh", "-c", "sleep 2; exit 7"], &json!({}));
+    let limit = json!({ "linux": { "resources": { "memory_limit_in_bytes": 32 << 20 } } });
+    let greedy = pod.run(&["sh", "-c", "sleep 1; exec tail /dev/zero"], &limit);
     let shims = node.containerd.shims(None);
     assert_eq!(shims.len(), 1);
     node.containerd.kill(Signal::KILL);
@@ -226,6 +231,8 @@ fn containerd_is_killed_and_comes_back(release: Release) {
     node.containerd.launch();
     node.wait_ready();
     assert_eq!((&ends.ended()["exit_code"], &ends.status()["reason"]), (&json!(7), &json!("Error")));
+    assert_eq!(greedy.ended()["exit_code"], 137);
+    wait_until("the reason", SOON, || greedy.status()["reason"] == "OOMKilled");
     assert_eq!(stays.status()["state"], "CONTAINER_RUNNING");
     assert_eq!((stays.sh("exit 9").code, node.containerd.shims(None)), (9, shims));
     let lines = || stays.log().lines().count();

@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
 
 use super::client::{Client, Refusal, text};
@@ -91,6 +94,21 @@ impl Node {
         self.try_call(method, request).unwrap_or_else(|e| panic!("{method} {request}: {e}"))
     }
 
+    /// A connection to an address of the node's own network.
+    #[track_caller]
+    pub fn connect(&self, address: &str) -> TcpStream {
+        let network = fs::File::open(self.containerd.network().expect("a network of its own")).expect("open it");
+        // Namespaces are a thread's own; a socket stays in the one that it was made in.
+        let connected = thread::scope(|scope| {
+            let enter = || {
+                move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+                TcpStream::connect(address)
+            };
+            scope.spawn(enter).join().expect("connect")
+        });
+        connected.unwrap_or_else(|e| panic!("{address}: {e}"))
+    }
+
     /// A pod; `more` is merged into its configuration.
     #[track_caller]
     pub fn pod(&self, more: &Value) -> Pod<'_> {
@@ -171,7 +189,7 @@ fn config(containerd: &Containerd) -> String {
     };
     // The class that Kubernetes' users have, and one with a configuration of its own.
     let own = containerd.run.join("class.toml");
-    fs::write(&own, "allow = ['host-network']\nlimits.pids = 77\n").expect("write a configuration");
+    fs::write(&own, "allow = ['host-network', 'host-uts']\nlimits.pids = 77\n").expect("write a configuration");
     let shim = Shim::under_test();
     let mut classes = String::new();
     for (class, options) in [("agentsbx", String::new()), ("own", format!("ConfigPath = '{}'", own.display()))] {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::node::{Container, Node};
 use super::of_each_release;
 use crate::shim::daemon::Release;
+use crate::support::Cmd;
 use crate::support::env::unique;
 
 /// A line of `/proc/self/status`.
@@ -26,6 +27,10 @@ fn volumes_users_and_limits(release: Release) {
     for (file, text) in [("etc-hosts", "10.1.2.3 other\n"), ("termination", ""), ("token/token", "secret")] {
         fs::write(volumes.join(file), text).expect("write a file");
     }
+    // What is mounted on the host later may only be asked for where the host passes it on.
+    let host = volumes.join("host");
+    Cmd::new("mount").arg("--bind").args([&host, &host]).ok();
+    Cmd::new("mount").arg("--make-shared").arg(&host).ok();
     for path in ["empty", "termination"] {
         std::os::unix::fs::chown(volumes.join(path), Some(1000), Some(2000)).expect("chown");
     }
@@ -74,6 +79,7 @@ fn volumes_users_and_limits(release: Release) {
     let b = pod.idle();
     assert_eq!(b.out("cat /dev/shm/x"), "x");
     pod.remove();
+    Cmd::new("umount").arg(&host).ok();
 }
 
 of_each_release!(what_a_privileged_pod_gets);

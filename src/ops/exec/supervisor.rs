@@ -71,7 +71,8 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     let id = ExecId::new();
     let cgroup = ExecCgroup::plan(&record.cgroups, prepared.request.cgroup.as_deref(), &format!("agentsbx-{id}"))?;
     // From before its row is there until its result is written: who finds the row and not this, finds an exec that has ended.
-    let mut listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths())?;
+    let listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths());
+    let mut listed = listed.map_err(|err| or_stopped(record, err.into()))?;
     let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
     let launched = exec.limit_disk(record.confinement.layer_bytes).and_then(|disk| {
         let (running, terminal) = launch(&exec, &prepared, described, pidfd, cgroup)?;

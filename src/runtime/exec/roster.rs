@@ -82,13 +82,21 @@ impl Listed {
         let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
         let beginning = Beginning { engine_exec, supervisor: ProcessId { pid, start_time }, cgroups };
         let dir = record.dir.join(DIR);
-        match rustix::fs::mkdir(&dir, Mode::from_raw_mode(0o700)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(errno) => return Err(errno).on("make", &dir),
-        }
         let path = dir.join(id.to_string());
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).on("make", &path)?;
+        let open = || rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
+        let file = match open() {
+            // The container's first one.
+            Err(rustix::io::Errno::NOENT) => {
+                match rustix::fs::mkdir(&dir, Mode::from_raw_mode(0o700)) {
+                    Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                    Err(errno) => return Err(errno).on("make", &dir),
+                }
+                open()
+            }
+            opened => opened,
+        };
+        let file = file.on("make", &path)?;
         let mut listed = Listed { path, file: file.into() };
         listed.add(&beginning)?;
         Ok(listed)

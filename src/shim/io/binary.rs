@@ -77,6 +77,10 @@ impl Logger {
             let exit = nursery.adopt(pid);
             let number = Pid::from_raw(pid.cast_signed()).ok_or(rustix::io::Errno::SRCH);
             let pidfd = number.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()));
+            if let (Err(_), Ok(pid)) = (&pidfd, number) {
+                // It is being given up already: what becomes of the call is no matter.
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
             let pidfd = pidfd.map_err(|errno| ShimError::io("pidfd_open", &command.path)(errno.into()))?;
             (exit, Process { pidfd, armed: true })
         };
@@ -103,18 +107,10 @@ impl Logger {
     async fn wait_until_ready(&self, ready: OwnedFd, must_say: bool) -> Result<(), ShimError> {
         let failed = || ShimError::io("wait for the logging program", &self.path);
         let ready = watch::watch(ready).map_err(|err| failed()(err.into()))?;
-        let word = async {
-            loop {
-                drop(ready.readable().await?);
-                if let Some(bytes) = copy::read_some(&ready, 1)? {
-                    return io::Result::Ok(!bytes.is_empty());
-                }
-            }
-        };
         let late =
             |_| io::Error::new(io::ErrorKind::TimedOut, "it neither wrote to nor closed its descriptor 5 in 10 s");
-        let said = timeout(READY, word).await.map_err(late).and_then(|said| said).map_err(failed())?;
-        if must_say && !said {
+        let said = timeout(READY, copy::read(&ready, 1)).await.map_err(late).and_then(|said| said).map_err(failed())?;
+        if must_say && said.is_empty() {
             let what = "logging program did not say that it is ready: it closed its descriptor 5, or ended";
             return Err(ShimError::State(format!("{what}: {}", self.path.display())));
         }

@@ -2,14 +2,18 @@
 //!
 //! Much is spliced from pipe to pipe: the kernel passes its pages on. Little is read and written, since a spliced page
 //! takes a whole slot of the pipe it goes to, however little is in it, and a pipe has sixteen.
+//!
+//! Tokio keeps it for good that all at the other end had closed it at a moment. A process can open its own pipe again
+//! after that; waiting would then return at once, for ever. So what is neither there nor open for good has ended.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::coop::consume_budget;
 
 use crate::sys::watch;
 
@@ -17,26 +21,19 @@ use crate::sys::watch;
 pub(super) const BUFFER: usize = 4096;
 /// What is spliced at a time at most, in bytes: as much as a large pipe holds.
 const SPLICE: usize = 1 << 20;
-/// How many times a copy goes on before it lets others run.
-const TURNS: u32 = 32;
 
 /// Copies until the end of `from`; both are pipes or fifos and do not block.
 ///
 /// # Errors
 /// `EPIPE` when nobody reads `to` any more; what read(2), write(2) and splice(2) give.
 pub(super) async fn pipe_to_pipe(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>) -> io::Result<()> {
-    let mut turns = 0;
     loop {
-        turns += 1;
-        if turns % TURNS == 0 {
-            tokio::task::yield_now().await;
-        }
         drop(from.readable().await?);
         if rustix::io::ioctl_fionread(from)? > BUFFER as u64 {
-            splice_some(from, to).await?;
+            splice(from, to).await?;
             continue;
         }
-        let Some(bytes) = read_some(from, BUFFER)? else { continue };
+        let bytes = read(from, BUFFER).await?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -44,49 +41,66 @@ pub(super) async fn pipe_to_pipe(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>)
     }
 }
 
-/// What can be read now, at most `limit` bytes: empty at the end, `None` if nothing is there.
-pub(super) fn read_some(from: &AsyncFd<OwnedFd>, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    let mut buffer = vec![0; limit];
-    match from.try_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut *buffer)?)) {
-        Ok(n) => {
-            buffer.truncate(n);
-            Ok(Some(buffer))
+/// Waits for bytes and reads at most `limit`; none at the end.
+pub(super) async fn read(from: &AsyncFd<OwnedFd>, limit: usize) -> io::Result<Vec<u8>> {
+    loop {
+        // A stream that is always ready lets others run.
+        consume_budget().await;
+        let mut ready = from.readable().await?;
+        let was_closed = ready.ready().is_read_closed();
+        let mut buffer = vec![0; limit];
+        match ready.try_io(|from| Ok(rustix::io::read(from, &mut *buffer)?)) {
+            Ok(Ok(n)) => {
+                buffer.truncate(n);
+                return Ok(buffer);
+            }
+            Ok(Err(err)) if err.kind() == io::ErrorKind::Interrupted => {}
+            Ok(Err(err)) => return Err(err),
+            Err(_) if was_closed => return Ok(Vec::new()),
+            Err(_) => {}
         }
-        Err(err) if retry(&err) => Ok(None),
-        Err(err) => Err(err),
     }
 }
 
 /// Writes all of `bytes`, waiting where `to` is full.
+///
+/// # Errors
+/// `EPIPE` when nobody reads `to`; what write(2) gives.
 pub(super) async fn write_all(to: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match to.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?)).await {
-            Ok(n) => bytes = &bytes[n..],
-            Err(err) if retry(&err) => {}
-            Err(err) => return Err(err),
-        }
+        let n = when_writable(to, |to| rustix::io::write(to, bytes)).await?;
+        bytes = &bytes[n..];
     }
     Ok(())
 }
 
 /// Splices what is there, as far as it fits.
-async fn splice_some(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>) -> io::Result<()> {
-    let splice = |to: &OwnedFd| {
-        let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        match rustix::pipe::splice(from, None, to, None, SPLICE, flags) {
-            // Either one is full or the other empty: the process can read its own pipe.
-            Err(rustix::io::Errno::AGAIN) if !watch::ready(to, PollFlags::OUT).is_empty() => Ok(()),
-            moved => Ok(moved.map(drop)?),
-        }
-    };
-    match to.async_io(Interest::WRITABLE, splice).await {
-        Err(err) if retry(&err) => Ok(()),
+async fn splice(from: &AsyncFd<OwnedFd>, to: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    let splice = |to: &OwnedFd| match rustix::pipe::splice(from, None, to, None, SPLICE, flags) {
+        // It is not that this is full but that the other is empty: the process can read its own pipe.
+        Err(Errno::AGAIN) if !watch::ready(to, PollFlags::OUT).is_empty() => Ok(0),
         moved => moved,
-    }
+    };
+    when_writable(to, splice).await.map(drop)
 }
 
-pub(super) fn retry(err: &io::Error) -> bool {
-    matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+/// Does one write of some kind when there is room for it.
+async fn when_writable(
+    to: &AsyncFd<OwnedFd>,
+    mut write: impl FnMut(&OwnedFd) -> Result<usize, Errno>,
+) -> io::Result<usize> {
+    loop {
+        consume_budget().await;
+        let mut ready = to.writable().await?;
+        let was_closed = ready.ready().is_write_closed();
+        match ready.try_io(|to| Ok(write(to.get_ref())?)) {
+            Ok(Err(err)) if err.kind() == io::ErrorKind::Interrupted => {}
+            Ok(done) => return done,
+            Err(_) if was_closed => return Err(Errno::PIPE.into()),
+            Err(_) => {}
+        }
+    }
 }
 
 /// A pipe: the end to read from and the end to write to, closed on exec, both blocking.

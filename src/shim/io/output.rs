@@ -35,54 +35,57 @@ pub(super) enum Sink {
 
 /// Copies until the process has ended its output, then gives the sink its end. Whether all was delivered.
 ///
-/// When `draining` begins nobody is waited for who may never come: a client that is away, a terminal's next user.
+/// When `draining` begins a client that is away is not waited for any more: it may never come.
 pub(super) async fn run(mut source: Source, mut sink: Sink, mut draining: watch::Receiver<bool>) -> bool {
     let copied = match (&mut source, &mut sink) {
-        (Source::Pipe(pipe), Sink::Fifo(fifo)) => fifo.copy_from(pipe, &mut draining).await,
+        (Source::Pipe(pipe), Sink::Fifo(fifo)) => fifo.copy_from(pipe, &mut draining).await.map(|()| true),
         (source, sink) => relay(source, sink, &mut draining).await,
     };
-    if let Err(err) = &copied {
-        tracing::warn!(%err, "the copying of an output stopped");
+    match &copied {
+        // Whose process is being deleted, and nobody reads it.
+        Err(err) if err.kind() == io::ErrorKind::BrokenPipe && *draining.borrow() => {}
+        Err(err) => tracing::warn!(%err, "the copying of an output stopped"),
+        Ok(_) => {}
     }
+    let whole = copied.unwrap_or(false);
     // Whoever still writes is told that nobody reads.
     drop(source);
     match sink {
-        Sink::Fifo(fifo) => fifo.end(&mut draining).await && copied.is_ok(),
-        Sink::File(_) | Sink::Pipe(_) | Sink::Nowhere => copied.is_ok(),
+        Sink::Fifo(fifo) => fifo.end(&mut draining).await && whole,
+        Sink::File(_) | Sink::Pipe(_) | Sink::Nowhere => whole,
     }
 }
 
-async fn relay(source: &mut Source, sink: &mut Sink, draining: &mut watch::Receiver<bool>) -> io::Result<()> {
-    let mut failed = false;
+/// Copies to the end of the source; whether the sink took everything.
+async fn relay(source: &mut Source, sink: &mut Sink, draining: &mut watch::Receiver<bool>) -> io::Result<bool> {
+    let mut whole = true;
     loop {
         let bytes = match source {
-            Source::Pipe(pipe) => next(pipe).await?,
-            Source::Terminal(reader) => reader.next(draining).await?,
+            Source::Pipe(pipe) => copy::read(pipe, FILE_BUFFER).await?,
+            Source::Terminal(reader) => reader.read().await?,
         };
-        let Some(bytes) = bytes else { return Ok(()) };
+        if bytes.is_empty() {
+            return Ok(whole);
+        }
         match sink {
             Sink::Fifo(fifo) => fifo.write(&bytes, draining).await?,
-            Sink::Pipe(pipe) => copy::write_all(pipe, &bytes).await?,
+            // A terminal is read on: its process would stop.
+            Sink::Pipe(pipe) => {
+                if let Err(err) = copy::write_all(pipe, &bytes).await {
+                    tracing::warn!(%err, "a logging program takes no output: it is dropped");
+                    (*sink, whole) = (Sink::Nowhere, false);
+                }
+            }
             Sink::Nowhere => {}
             // A full disk costs lines of the log; it does not stop the process for good.
             Sink::File(log) => match file::append(log, bytes).await {
-                Ok(()) => failed = false,
-                Err(err) if failed => tracing::debug!(%err, "a log file still takes no output"),
+                Ok(()) => {}
+                Err(err) if !whole => tracing::debug!(%err, "a log file takes no output, again"),
                 Err(err) => {
                     tracing::warn!(%err, "a log file takes no output: it is dropped");
-                    failed = true;
+                    whole = false;
                 }
             },
-        }
-    }
-}
-
-/// The next bytes of a pipe, `None` at its end.
-async fn next(pipe: &AsyncFd<OwnedFd>) -> io::Result<Option<Vec<u8>>> {
-    loop {
-        drop(pipe.readable().await?);
-        if let Some(bytes) = copy::read_some(pipe, FILE_BUFFER)? {
-            return Ok((!bytes.is_empty()).then_some(bytes));
         }
     }
 }

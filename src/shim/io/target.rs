@@ -41,7 +41,7 @@ impl Target {
     /// # Errors
     /// `Invalid` for another scheme, for a path that is not absolute, for a broken escape.
     pub fn parse(text: &str) -> Result<Target, ShimError> {
-        if text.is_empty() {
+        if matches!(text, "" | "/dev/null") {
             return Ok(Target::Null);
         }
         // A path is taken as it is: it may hold any byte.
@@ -125,6 +125,7 @@ mod tests {
     fn each_scheme() {
         for (text, want) in [
             ("", Target::Null),
+            ("/dev/null", Target::Null),
             ("/run/a b%20?x:y", Target::Fifo("/run/a b%20?x:y".into())),
             ("relative", Target::Fifo("relative".into())),
             ("fifo:///run/f", Target::Fifo("/run/f".into())),

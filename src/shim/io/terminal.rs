@@ -96,7 +96,7 @@ impl Console {
         loop {
             stream.readable().await?;
             match stream.try_io(Interest::READABLE, || Ok(socket::receive_fd(stream.as_fd())?)) {
-                Err(err) if copy::retry(&err) => {}
+                Err(err) if matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 received => return received,
             }
         }
@@ -109,45 +109,44 @@ pub(super) struct Reader {
     master: Arc<OwnedFd>,
     /// `None` while no process has the terminal open.
     watched: Option<AsyncFd<OwnedFd>>,
+    /// Whether the process has ended whose terminal it is.
+    over: Receiver<bool>,
 }
 
 impl Reader {
-    /// Makes the master non-blocking, for all who have it.
-    pub fn new(master: Arc<OwnedFd>) -> io::Result<Reader> {
-        Ok(Reader { watched: Some(watched(&master)?), master })
+    /// Makes the master non-blocking, for all who have it. `over` tells when its process has ended.
+    pub fn new(master: Arc<OwnedFd>, over: Receiver<bool>) -> io::Result<Reader> {
+        Ok(Reader { watched: Some(watched(&master)?), master, over })
     }
 
-    /// The next bytes; `None` when no process has the terminal open and `draining` has begun. Before that, one may open it
-    /// again: an init does that with its console.
-    pub async fn next(&mut self, draining: &mut Receiver<bool>) -> io::Result<Option<Vec<u8>>> {
+    /// The next bytes; none when no process has the terminal open and its own has ended. Before that, one may open it again:
+    /// an init does that with its console.
+    pub async fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut pause = PAUSE.0;
         loop {
             if let Some(watched) = &self.watched {
-                drop(watched.readable().await?);
-                match copy::read_some(watched, copy::BUFFER) {
-                    Ok(None) => {}
-                    Ok(Some(bytes)) if !bytes.is_empty() => return Ok(Some(bytes)),
+                match copy::read(watched, copy::BUFFER).await {
+                    Ok(bytes) if !bytes.is_empty() => return Ok(bytes),
                     // Tokio takes a hang-up for final, so what is watched is registered anew when the terminal is back.
-                    Ok(Some(_)) => self.watched = None,
-                    Err(err) if hung_up(&err) => self.watched = None,
+                    Ok(_) => self.watched = None,
+                    Err(err) if err.raw_os_error() == Some(libc::EIO) => self.watched = None,
                     Err(err) => return Err(err),
                 }
-                continue;
             }
             let mut buffer = vec![0; copy::BUFFER];
             match rustix::io::read(&*self.master, &mut *buffer) {
                 Ok(n @ 1..) => {
                     self.watched = Some(watched(&self.master)?);
                     buffer.truncate(n);
-                    return Ok(Some(buffer));
+                    return Ok(buffer);
                 }
                 Err(Errno::AGAIN) => self.watched = Some(watched(&self.master)?),
-                Ok(0) | Err(Errno::IO) if *draining.borrow() => return Ok(None),
+                Ok(0) | Err(Errno::IO) if *self.over.borrow() => return Ok(Vec::new()),
                 Ok(0) | Err(Errno::IO | Errno::INTR) => {
                     drop(buffer);
                     tokio::select! {
                         () = sleep(pause) => pause = (pause * 2).min(PAUSE.1),
-                        () = fifo::begun(draining) => {}
+                        () = fifo::begun(&mut self.over) => {}
                     }
                 }
                 Err(errno) => return Err(errno.into()),
@@ -160,17 +159,12 @@ fn watched(master: &OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(watch::watch(master.try_clone()?)?)
 }
 
-fn hung_up(err: &io::Error) -> bool {
-    err.raw_os_error() == Some(libc::EIO)
-}
-
 /// Types what comes from the client's fifo. At its end the terminal's end-of-file character is typed: the terminal stays,
 /// with what its process still has to say.
 pub(super) async fn type_in(input: AsyncFd<OwnedFd>, master: Arc<OwnedFd>) -> io::Result<()> {
     let mut at_line_start = true;
     loop {
-        drop(input.readable().await?);
-        let Some(bytes) = copy::read_some(&input, copy::BUFFER)? else { continue };
+        let bytes = copy::read(&input, copy::BUFFER).await?;
         let Some(&last) = bytes.last() else { break };
         type_all(&master, &bytes).await?;
         at_line_start = matches!(last, b'\n' | b'\r');

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use super::*;
 
@@ -100,11 +101,23 @@ fn alone_loggers() {
         }
         assert!(begun.elapsed() > Duration::from_secs(12), "it had its time");
         let stdio = logger(&dir, "binary", "exec 5>&-; exec cat <&3 >out");
-        let streams = run_logged(&stdio, &reaper, "sleep 2 & echo 3").await;
+        let streams = run_logged(&stdio, &reaper, "sleep 10 & echo 3").await;
         let begun = Instant::now();
         assert!(!streams.drain(Duration::from_millis(300)).await);
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(5));
         assert_eq!(read(&dir, "out"), "3\n");
+
+        // One that dies: a terminal's process goes on, and what it writes is dropped.
+        let stdio = Stdio { terminal: true, ..logger(&dir, "binary", "exit 1") };
+        let mut streams = open_with(&stdio, &reaper).await.unwrap();
+        let script = "sleep 0.2; head -c 300000 /dev/zero";
+        let mut process = super::terminal::runtime(&streams.child().unwrap().console_socket.unwrap(), script);
+        streams.started().await.unwrap();
+        while Path::new(&format!("/proc/{}", process.id())).exists() {
+            sleep(Duration::from_millis(20)).await;
+        }
+        assert!(process.wait().is_err(), "the reaper has it");
+        assert!(!streams.drain(LONG).await);
 
         // A process whose logger died learns that nobody reads.
         let stdio = logger(&dir, "binary", "exit 1");

@@ -7,6 +7,7 @@ use super::*;
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process::{Child, Command};
 use std::time::Instant;
@@ -148,7 +149,7 @@ fn a_client_that_never_comes_is_not_waited_for() {
             }
             let begun = Instant::now();
             assert_eq!(streams.drain(LONG).await, delivered, "{script}");
-            assert!(begun.elapsed() < Duration::from_secs(2), "{script}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(5), "{script}: {:?}", begun.elapsed());
             process.wait().unwrap();
         }
     });
@@ -302,11 +303,11 @@ fn a_background_child_is_waited_for_no_longer_than_the_limit() {
     run(async {
         let client = Client::new();
         let out = client.read("out");
-        let (streams, process) = start(&client.only_out(), "(trap '' PIPE; sleep 2; echo never) & echo x").await;
+        let (streams, process) = start(&client.only_out(), "(trap '' PIPE; sleep 10; echo never) & echo x").await;
         assert_eq!(wait(process).await, Some(0));
         let begun = Instant::now();
         assert!(!streams.drain(Duration::from_millis(300)).await);
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(5));
         assert_eq!(out.await.unwrap(), b"x\n");
     });
 }
@@ -359,7 +360,7 @@ fn a_full_disk_does_not_stop_the_process() {
         let copy = tokio::spawn(output::run(Source::Pipe(ours), Sink::File(full), receiver));
         let process = Command::new("head").args(["-c", "1000000", "/dev/zero"]).stdout(theirs).spawn().unwrap();
         assert_eq!(wait(process).await, Some(0));
-        assert!(copy.await.unwrap());
+        assert!(!copy.await.unwrap(), "nothing was delivered");
     });
 }
 
@@ -424,5 +425,45 @@ fn what_cannot_be_opened_says_why() {
         }
         let stdio = Stdio { stderr: "binary:///bin/true".into(), ..client.only_out() };
         assert!(open(&stdio).await.unwrap_err().to_string().contains("stdout must name it too"));
+    });
+}
+
+/// A process can close its pipe and open it again through an end of the other kind. What is watched then looks closed for
+/// good and is not: waiting for it would return at once, for ever.
+#[test]
+fn a_pipe_that_was_closed_and_opened_again_has_ended() {
+    run(async {
+        let again = |fd: &AsyncFd<OwnedFd>, write| {
+            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            std::fs::OpenOptions::new().write(write).read(!write).custom_flags(libc::O_NONBLOCK).open(path).unwrap()
+        };
+        let soon = Duration::from_secs(1);
+        let (read, write) = copy::pipe().unwrap();
+        let read = watch::watch(read).unwrap();
+        drop(write);
+        drop(read.readable().await.unwrap());
+        let _write = again(&read, true);
+        assert_eq!(timeout(soon, copy::read(&read, 10)).await.expect("it spins").unwrap(), b"");
+
+        let (read, write) = copy::pipe().unwrap();
+        let write = watch::watch(write).unwrap();
+        drop(read);
+        drop(write.writable().await.unwrap());
+        let _read = again(&write, false);
+        let failed = timeout(soon, copy::write_all(&write, &vec![0; 1 << 20])).await.expect("it spins");
+        assert_eq!(failed.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    });
+}
+
+/// What a stream takes of memory while nothing moves on it.
+#[test]
+fn an_idle_stream_holds_no_buffer() {
+    run(async {
+        let client = Client::new();
+        let (ours, _theirs) = pipe(Owner::default(), Towards::Client).unwrap();
+        let sink = sink(Target::Fifo(client.path("out"))).await.unwrap().unwrap();
+        let (_draining, receiver) = flag::channel(false);
+        let copy = output::run(Source::Pipe(ours), sink, receiver);
+        assert!(size_of_val(&copy) < 2048, "{}", size_of_val(&copy));
     });
 }
