@@ -288,6 +288,13 @@ impl Containerd {
         Cmd::new(binary()).env("AGENTSBX_CONFIG", &self.settings).arg("--store").arg(&self.store).args(args)
     }
 
+    /// The same with `--json`, parsed.
+    #[track_caller]
+    pub fn json<const N: usize>(&self, args: [&str; N]) -> Value {
+        let text = self.agentsbx(args).arg("--json").ok();
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e} in {text}"))
+    }
+
     /// A task's bundle.
     pub fn bundle(&self, id: &str) -> PathBuf {
         self.run.join("containerd/io.containerd.runtime.v2.task").join(&self.namespace).join(id)

@@ -41,8 +41,10 @@ macro_rules! of_each_release {
 }
 use of_each_release;
 
-/// What a call that does not wait for anything may take on a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// What a call that waits for nobody may take on a busy machine: half of the grace that stops have here.
+const AT_ONCE: Duration = Duration::from_secs(15);
+/// That grace, in seconds.
+const GRACE: u32 = 30;
 
 #[track_caller]
 fn took_less(limit: Duration, what: &str, act: impl FnOnce()) {
@@ -120,7 +122,7 @@ fn a_pod_of_two(release: Release) {
     assert_eq!((&ended["exit_code"], &ended["reason"]), (&json!(6), &json!("Error")), "{ended}");
     assert!(job.log().contains(" stdout F one\n") && job.log().contains(" stderr F two\n"), "{}", job.log());
 
-    took_less(AT_ONCE, "the stop by SIGTERM", || a.stop(30));
+    took_less(AT_ONCE, "the stop by SIGTERM", || a.stop(GRACE));
     assert_eq!(a.status()["exit_code"], 5);
     let deaf = pod.run(&["sh", "-c", "trap '' TERM; sleep 100000 & wait; wait"], &json!({}));
     let begun = Instant::now();
@@ -144,7 +146,7 @@ fn network(a: &Container<'_>, b: &Container<'_>) {
     );
     thread::scope(|scope| {
         let server = scope.spawn(|| a.out("echo hello | nc -l -p 7000"));
-        let read = b.out("for i in $(seq 100); do nc 127.0.0.1 7000 </dev/null && exit; sleep 0.1; done; exit 1");
+        let read = b.out("for i in $(seq 15); do sleep 1 | nc 127.0.0.1 7000 && exit; done; exit 1");
         assert_eq!(read, "hello");
         server.join().expect("the server");
     });
@@ -163,9 +165,9 @@ fn what_hangs_holds_up_nobody(release: Release) {
             let begun = Instant::now();
             (a.try_exec(&hangs, 4), begun.elapsed())
         });
-        let endless = scope.spawn(|| a.try_exec(&hangs, 0));
+        let longer = scope.spawn(|| a.try_exec(&hangs, 90));
         thread::sleep(Duration::from_secs(1));
-        took_less(AT_ONCE, "the stop of the other container", || b.stop(30));
+        took_less(AT_ONCE, "the stop of the other container", || b.stop(GRACE));
         assert_eq!(b.status()["exit_code"], 5);
         took_less(AT_ONCE, "its removal", || b.remove());
         assert_eq!(a.out("echo more"), "more");
@@ -176,13 +178,12 @@ fn what_hangs_holds_up_nobody(release: Release) {
         assert!(took >= Duration::from_secs(4) && took < Duration::from_secs(4) + AT_ONCE, "{took:?}");
         let ended = results(&a, script);
         assert_eq!(ended.len(), 1, "{ended:?}");
-        assert_eq!((&ended[0]["end"]["kind"], &ended[0]["end"]["signal"]), (&json!("signaled"), &json!("SIGKILL")));
+        assert_eq!((&ended[0]["end"]["kind"], &ended[0]["end"]["signal"]), (&json!("signaled"), &json!(9)));
 
-        took_less(AT_ONCE, "the stop of its own container", || a.stop(30));
+        took_less(AT_ONCE, "the stop of its own container", || a.stop(GRACE));
         assert_eq!(a.status()["exit_code"], 5);
-        let killed = endless.join().expect("the exec").expect("an exit code");
+        let killed = longer.join().expect("the exec").expect("an exit code");
         assert_eq!((killed.code, killed.stdout.as_str()), (137, "begun\n"));
-        assert_eq!(results(&a, script).len(), 2);
     });
     pod.remove();
 }
@@ -239,7 +240,7 @@ fn containerd_is_killed_and_comes_back(release: Release) {
     let before = lines();
     thread::sleep(Duration::from_secs(1));
     assert!(lines() > before, "no more lines in the log");
-    took_less(AT_ONCE, "the stop", || stays.stop(30));
+    took_less(AT_ONCE, "the stop", || stays.stop(GRACE));
     assert_eq!(stays.status()["exit_code"], 5);
     pod.remove();
 }
