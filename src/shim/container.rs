@@ -108,6 +108,7 @@ impl Container {
         let config = record::Config::read(&bundle)?;
         let saved = options.saved(&shared.namespace, config.cgroups_path());
         saved.save(&bundle)?;
+        record::forget_deleted(&bundle)?;
         let rootfs = bundle.join("rootfs");
         let mounted = !request.rootfs.is_empty();
         if mounted {
@@ -566,6 +567,8 @@ impl Container {
             }
             _ => return Err(ShimError::State("cannot delete a running process".into())),
         };
+        // Without it the runtime is asked once more.
+        let _ = record::write_deleted(&self.bundle);
         let left: Vec<_> = self.execs().drain().map(|(_, exec)| exec).collect();
         for exec in left.iter().filter(|exec| exec.now().phase == Phase::Created) {
             never_ran(exec);
