@@ -28,7 +28,7 @@ use super::events::Events;
 use super::log::Log;
 use super::reaper::Reaper;
 use super::socket::Served;
-use super::{ShimError, bootstrap};
+use super::{ShimError, bootstrap, socket};
 use crate::sys;
 
 /// How long to stay with no container and no connection. containerd connects right after `start`, and again within seconds
@@ -302,7 +302,10 @@ impl Stream for Incoming {
                 this.pause = None;
             }
             match std::task::ready!(this.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(Connection::new(stream, &this.count)))),
+                Ok((stream, _)) => {
+                    let count = (!socket::is_cleanup(&stream)).then(|| this.count.clone());
+                    return Poll::Ready(Some(Ok(Connection::new(stream, count))));
+                }
                 // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
                 Err(err) => {
                     tracing::warn!(%err, "a connection could not be taken");
@@ -313,22 +316,26 @@ impl Stream for Incoming {
     }
 }
 
-/// A connection that counts while it is open.
+/// A connection that counts while it is open, but for one of `delete`'s.
 struct Connection {
     stream: UnixStream,
-    count: Arc<Connections>,
+    count: Option<Arc<Connections>>,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, count: &Arc<Connections>) -> Connection {
-        count.taken.fetch_add(1, Ordering::Relaxed);
-        Connection { stream, count: count.clone() }
+    fn new(stream: UnixStream, count: Option<Arc<Connections>>) -> Connection {
+        if let Some(count) = &count {
+            count.taken.fetch_add(1, Ordering::Relaxed);
+        }
+        Connection { stream, count }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.count.closed.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = &self.count {
+            count.closed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -432,6 +439,14 @@ mod tests {
             assert_eq!((count.taken(), count.open()), (1, 1));
             drop(taken);
             assert_eq!((count.taken(), count.open()), (1, 0));
+
+            // `delete` looks too: a server that ends stayed for half a minute because of that.
+            socket::remove_unserved(&path, Duration::ZERO).unwrap();
+            let looked = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
+            assert_eq!((count.taken(), count.open()), (1, 0));
+            drop(looked);
+            assert_eq!((count.taken(), count.open()), (1, 0));
+            assert!(path.exists(), "it is served");
         });
     }
 }

@@ -137,7 +137,8 @@ impl Node {
         merge(&mut config, more);
         let request = json!({ "config": config, "runtime_handler": handler });
         let id = self.try_call("RunPodSandbox", &request)?["pod_sandbox_id"].as_str().expect("an id").to_owned();
-        Ok(Pod { node: self, id, config, logs, gone: false })
+        let socket = self.containerd.socket(&id);
+        Ok(Pod { node: self, id, config, logs, socket, gone: false })
     }
 }
 
@@ -234,6 +235,7 @@ pub struct Pod<'a> {
     pub id: String,
     config: Value,
     logs: PathBuf,
+    socket: PathBuf,
     gone: bool,
 }
 
@@ -336,9 +338,10 @@ impl<'a> Pod<'a> {
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         found.extend(mounts.lines().filter(|line| ours(line)).map(|line| format!("mount: {line}")));
-        let socket = crate::shim::census::socket_file(containerd, &self.id);
-        if socket.exists() {
-            found.insert(format!("socket {}", socket.display()));
+        for path in [self.socket.clone(), self.socket.with_extension("lock")] {
+            if path.exists() {
+                found.insert(path.display().to_string());
+            }
         }
         let addresses = Cmd::new("grep").args(["-rls", &self.id]).arg(containerd.run.join("addresses")).run().stdout;
         found.extend(addresses.lines().map(|line| format!("address: {line}")));
