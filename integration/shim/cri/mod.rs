@@ -124,7 +124,8 @@ fn a_pod_of_two(release: Release) {
 
     took_less(AT_ONCE, "the stop by SIGTERM", || a.stop(GRACE));
     assert_eq!(a.status()["exit_code"], 5);
-    let deaf = pod.run(&["sh", "-c", "trap '' TERM; sleep 100000 & wait; wait"], &json!({}));
+    let deaf = pod.run(&["sh", "-c", "trap '' TERM; echo deaf; sleep 100000 & wait; wait"], &json!({}));
+    wait_until("a first process that is deaf", SOON, || deaf.log().contains("deaf"));
     let begun = Instant::now();
     took_less(AT_ONCE + Duration::from_secs(2), "the stop by SIGKILL", || deaf.stop(2));
     assert!(begun.elapsed() >= Duration::from_secs(2), "killed before the grace was over");
