@@ -9,6 +9,8 @@
 set -u
 
 run=$1 data=$2 cgroup=$3
+# What must lie where containerd's own state does, for the policy to judge it as on a node of Kubernetes.
+shared=/run/containerd/$(basename "$run")
 trap '' INT TERM HUP
 cat >/dev/null
 
@@ -33,7 +35,7 @@ named() {
     for dir in /proc/[0-9]*; do
         pid=${dir#/proc/}
         [ "$pid" != $$ ] || continue
-        if tr '\0' '\n' <"$dir/cmdline" 2>/dev/null | grep -qF -e "$run/" -e "$data/"; then
+        if tr '\0' '\n' <"$dir/cmdline" 2>/dev/null | grep -qF -e "$run/" -e "$data/" -e "$shared/"; then
             echo "$pid"
         fi
     done
@@ -64,16 +66,21 @@ done
 
 # Shims that were killed leave their sockets in a directory that all containerds of the host share. Of 1.6 the address is
 # in a file of the shim's, later in one of containerd's own. The roots of runtimes are named after containerd's namespaces.
-find "$run" \( -name address -o -name bootstrap.json \) -exec cat {} + 2>/dev/null |
+find "$run" "$shared" \( -name address -o -name bootstrap.json \) -exec cat {} + 2>/dev/null |
     grep -o '/run/containerd/s/[0-9a-f]*' | while read -r socket; do
     rm -f "$socket"
 done
 rm -rf --one-file-system /run/containerd/*/"$(basename "$run")"-*
+# Of the namespace that all nodes have: containers of bundles that are ours.
+grep -lrF --include=state.json "\"$shared/" /run/containerd/*/k8s.io 2>/dev/null | while read -r state; do
+    rm -rf --one-file-system "$(dirname "$state")"
+done
 
 # Mount points below the two directories, the deepest first. \040 and the like stay as they are: ours have none.
-awk -v run="$run/" -v data="$data/" 'index($5, run) == 1 || index($5, data) == 1 { print $5 }' /proc/self/mountinfo |
+awk -v run="$run/" -v data="$data/" -v shared="$shared/" \
+    'index($5, run) == 1 || index($5, data) == 1 || index($5, shared) == 1 { print $5 }' /proc/self/mountinfo |
     sort -r | while read -r point; do
     umount "$point" 2>/dev/null || umount --lazy "$point" 2>/dev/null
 done
 find /sys/fs/cgroup -depth -type d -path "*$cgroup*" -exec rmdir {} + 2>/dev/null
-rm -rf --one-file-system "$run" "$data"
+rm -rf --one-file-system "$run" "$data" "$shared"

@@ -2,6 +2,7 @@
 //! runtime under test first in its PATH. It can be killed and started again.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,14 +42,22 @@ impl Release {
     /// All of them.
     pub const ALL: [Release; 3] = [Release::C16, Release::C17, Release::C2];
 
-    fn dir(self) -> PathBuf {
+    fn all() -> &'static Path {
         static ONCE: OnceLock<PathBuf> = OnceLock::new();
-        let all = ONCE.get_or_init(|| {
+        ONCE.get_or_init(|| {
             let dir = repository().join("target/containerd");
             Cmd::new(repository().join("hack/containerds.sh")).arg(&dir).limit(Duration::from_secs(600)).ok();
             dir
-        });
-        all.join(match self {
+        })
+    }
+
+    /// Where Kubernetes' side of them is: `api.proto`, and plugins for networks in `cni/`.
+    pub fn cri() -> PathBuf {
+        Release::all().join("cri")
+    }
+
+    fn dir(self) -> PathBuf {
+        Release::all().join(match self {
             Release::C16 => "1.6",
             Release::C17 => "1.7",
             Release::C2 => "2",
@@ -133,7 +142,26 @@ pub struct Containerd {
     /// containerd's namespace: runtimes' roots on this machine are named after it, so it is nobody else's.
     pub namespace: String,
     log: PathBuf,
+    /// The runtime's configuration.
+    pub settings: PathBuf,
     child: Mutex<Option<Child>>,
+    // A process in the network namespace that is the daemon's, where it has one of its own.
+    network: Option<Child>,
+}
+
+/// What differs between containerds besides the release.
+#[derive(Debug)]
+pub struct Setup {
+    /// Sockets and state go below it.
+    pub run: PathBuf,
+    /// containerd's namespace; none: one that is nobody else's.
+    pub namespace: Option<String>,
+    /// The configuration, but for what all have alike; the first word is `version`.
+    pub config: fn(&Containerd) -> String,
+    /// The runtime's configuration.
+    pub settings: PathBuf,
+    /// Whether it has a network namespace of its own.
+    pub own_network: bool,
 }
 
 impl Containerd {
@@ -145,18 +173,34 @@ impl Containerd {
 
     /// A new one, with the busybox image.
     pub fn start(release: Release) -> Containerd {
+        // Without CRI, and without what listens where all containerds of a machine would.
+        fn config(_: &Containerd) -> String {
+            "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri', 'io.containerd.cri.v1.images', \
+             'io.containerd.cri.v1.runtime', 'io.containerd.podsandbox.controller.v1.podsandbox', \
+             'io.containerd.nri.v1.nri']\n"
+                .to_owned()
+        }
+        let process = process();
+        let (run, settings) = (process.run.clone(), process.defaults.clone());
+        Containerd::start_with(release, Setup { run, namespace: None, config, settings, own_network: false })
+    }
+
+    /// A new one of another kind, with the busybox image.
+    pub fn start_with(release: Release, setup: Setup) -> Containerd {
         let process = process();
         let name = unique(release.short());
-        let namespace = format!("agentsbx-it-{}-{name}", std::process::id());
-        let containerd = Containerd {
+        let own = || format!("agentsbx-it-{}-{name}", std::process::id());
+        let mut containerd = Containerd {
             release,
-            run: process.run.join(&name),
+            run: setup.run.join(&name),
             data: process.data.join(&name),
             store: process.data.join(&name).join("store"),
             cgroup: format!("{}/{name}", process.cgroup),
             log: process.logs.join(format!("{name}.log")),
-            namespace,
+            namespace: setup.namespace.unwrap_or_else(own),
+            settings: setup.settings,
             child: Mutex::new(None),
+            network: None,
         };
         for dir in ["tmp", "fifo"] {
             fs::create_dir_all(containerd.run.join(dir)).expect("make a directory");
@@ -164,17 +208,16 @@ impl Containerd {
         fs::create_dir_all(&containerd.data).expect("make a directory");
         fill_path(release, &containerd.run.join("bin"));
         let (data, run) = (containerd.data.display(), containerd.run.display());
-        // Without CRI, and without what listens where all containerds of a machine would.
-        let config = format!(
-            "version = 2\nroot = '{data}/containerd'\nstate = '{run}/containerd'\noom_score = 0\n\
-             disabled_plugins = ['io.containerd.grpc.v1.cri', 'io.containerd.cri.v1.images', \
-             'io.containerd.cri.v1.runtime', 'io.containerd.podsandbox.controller.v1.podsandbox', \
-             'io.containerd.nri.v1.nri']\n\
-             [grpc]\n  address = '{run}/containerd.sock'\n[debug]\n  level = 'debug'\n\
+        // What is at the top comes first, tables last.
+        let top = format!("root = '{data}/containerd'\nstate = '{run}/containerd'\noom_score = 0\n");
+        let tables = format!(
+            "[grpc]\n  address = '{run}/containerd.sock'\n[debug]\n  level = 'debug'\n\
              [plugins.'io.containerd.internal.v1.opt']\n  path = '{data}/opt'\n"
         );
+        let config = top + &(setup.config)(&containerd) + &tables;
         fs::write(containerd.run.join("containerd.toml"), config).expect("write a configuration");
         fs::write(&containerd.log, "").expect("make a log");
+        containerd.network = setup.own_network.then(|| own_network(&containerd.run));
         containerd.launch();
         containerd.ctr(["images", "import"]).arg(images::busybox_archive()).ok();
         containerd
@@ -183,12 +226,21 @@ impl Containerd {
     /// Starts the daemon, after [`Containerd::kill`].
     pub fn launch(&self) {
         let log = fs::OpenOptions::new().append(true).open(&self.log).expect("open the log");
-        let child = Command::new(self.run.join("bin/containerd"))
+        let program = self.run.join("bin/containerd");
+        let mut command = match self.network() {
+            Some(network) => {
+                let mut enter = Command::new("/usr/bin/nsenter");
+                enter.arg(format!("--net={}", network.display())).arg(program);
+                enter
+            }
+            None => Command::new(program),
+        };
+        let child = command
             .arg("--config")
             .arg(self.run.join("containerd.toml"))
             .env("PATH", format!("{}/bin:{}", self.run.display(), cmd::PATH))
             .env("AGENTSBX_STORE", &self.store)
-            .env("AGENTSBX_CONFIG", &process().defaults)
+            .env("AGENTSBX_CONFIG", &self.settings)
             .env("TMPDIR", self.run.join("tmp"))
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null())
@@ -202,6 +254,16 @@ impl Containerd {
         wait_until(&format!("an answer of {} ({})", self.release.version(), self.log.display()), SOON * 3, || {
             self.ctr(["version"]).run().code == 0
         });
+    }
+
+    /// The network namespace, where it has one of its own.
+    pub fn network(&self) -> Option<PathBuf> {
+        self.network.as_ref().map(|holder| Path::new("/proc").join(holder.id().to_string()).join("ns/net"))
+    }
+
+    /// Where the engine keeps images, snapshots and records.
+    pub fn data(&self) -> &Path {
+        &self.data
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
@@ -223,7 +285,14 @@ impl Containerd {
 
     /// `agentsbx ARGS…` on its store.
     pub fn agentsbx<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().defaults).arg("--store").arg(&self.store).args(args)
+        Cmd::new(binary()).env("AGENTSBX_CONFIG", &self.settings).arg("--store").arg(&self.store).args(args)
+    }
+
+    /// The same with `--json`, parsed.
+    #[track_caller]
+    pub fn json<const N: usize>(&self, args: [&str; N]) -> Value {
+        let text = self.agentsbx(args).arg("--json").ok();
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e} in {text}"))
     }
 
     /// A task's bundle.
@@ -258,8 +327,12 @@ impl Containerd {
         let has = |words: &[&[u8]], name: &str, value: &str| {
             words.windows(2).any(|pair| pair[0] == name.as_bytes() && pair[1] == value.as_bytes())
         };
-        let of =
-            |words: &[&[u8]]| has(words, "-namespace", &self.namespace) && id.is_none_or(|id| has(words, "-id", id));
+        let socket = self.run.join("containerd.sock").display().to_string();
+        let of = |words: &[&[u8]]| {
+            has(words, "-namespace", &self.namespace)
+                && has(words, "-address", &socket)
+                && id.is_none_or(|id| has(words, "-id", id))
+        };
         processes()
             .into_iter()
             .filter(|(_, line)| of(&line.split(|b| *b == 0).collect::<Vec<_>>()))
@@ -309,7 +382,29 @@ impl Drop for Containerd {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
+        if let Some(holder) = &mut self.network {
+            let _ = holder.kill();
+            let _ = holder.wait();
+        }
     }
+}
+
+/// A process that holds a new network namespace, with its loopback device up. The guard knows it by its arguments.
+fn own_network(run: &Path) -> Child {
+    let mut holder = Command::new("/usr/bin/unshare")
+        .args(["--net", "/bin/sh", "-c", ": >\"$0\" && ip link set lo up && echo up && exec tail -f \"$0\" >/dev/null"])
+        .arg(run.join("network"))
+        .env("PATH", cmd::PATH)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("start unshare");
+    let mut word = String::new();
+    let mut output = BufReader::new(holder.stdout.take().expect("a pipe"));
+    output.read_line(&mut word).expect("read");
+    assert_eq!(word, "up\n", "no network namespace");
+    holder
 }
 
 /// How long something may take that should be done at once.

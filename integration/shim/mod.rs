@@ -4,6 +4,7 @@
 //! and runc: so one sees whose a failure is.
 
 mod census;
+mod cri;
 mod daemon;
 mod events;
 mod load;

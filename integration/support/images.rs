@@ -8,6 +8,8 @@ use super::Cmd;
 
 /// One static busybox with all its applets.
 pub const BUSYBOX: &str = "localhost/agentsbx-test/busybox:latest";
+/// The same files, but by default it only waits.
+pub const PAUSE: &str = "localhost/agentsbx-test/pause:latest";
 /// Debian with python3, pip, git, gcc and make.
 pub const DEBIAN: &str = "localhost/agentsbx-test/debian:latest";
 /// The wheel that pip installs in tests; its module has `ANSWER = 42`.
@@ -35,6 +37,12 @@ pub fn busybox_tar() -> PathBuf {
 /// The busybox image as an archive that engines load.
 pub fn busybox_archive() -> PathBuf {
     busybox_tar().with_file_name("busybox.image.tar")
+}
+
+/// The image of a pod's first container as an archive.
+pub fn pause_archive() -> PathBuf {
+    static ONCE: OnceLock<PathBuf> = OnceLock::new();
+    built("pause", &ONCE).join("pause.image.tar")
 }
 
 /// The Debian image as an archive that engines load.

@@ -243,6 +243,13 @@ mod tests {
             assert_eq!(told_of(&directory(path), false, &Rules::default()), None, "{path}, read-only");
         }
         assert!(told_of(&file("/root/.ssh/id_rsa"), false, &Rules::default()).is_some());
+        // Where engines keep the shared memory of a pod.
+        for path in ["/run/containerd/x/shm", "/run/k3s/containerd/x/shm", "/run/containers/x/shm"] {
+            assert_eq!(told(&directory(path), &Rules::default()), None, "{path}");
+        }
+        for path in ["/run/k3s", "/run/k3s/containerd"] {
+            told_of(&directory(path), false, &Rules::default()).unwrap_or_else(|| panic!("{path} passes"));
+        }
         for path in ["/run/podman", "/run/user/1000", "/run/dbus"] {
             let err = told_of(&directory(path), false, &Rules::default()).unwrap_or_else(|| panic!("{path} passes"));
             assert!(err.contains("sockets of the host's services"), "{err}");

@@ -110,6 +110,8 @@ pub(super) const SOURCES: &[(&str, Reach, &str)] = &[
     ("/run/containerd", Reach::Itself, "an engine's state and socket"),
     ("/run/containers", Reach::Itself, "an engine's state"),
     ("/run/docker", Reach::Itself, "an engine's state and sockets"),
+    ("/run/k3s", Reach::Itself, "an engine's state and socket"),
+    ("/run/k3s/containerd", Reach::Itself, "an engine's state and socket"),
     ("/sbin", Reach::Read, "the host's programs"),
     ("/sys", Reach::Below, "the host's devices and kernel"),
     ("/usr", Reach::Read, "the host's programs"),

@@ -28,7 +28,7 @@ use super::events::Events;
 use super::log::Log;
 use super::reaper::Reaper;
 use super::socket::Served;
-use super::{ShimError, bootstrap};
+use super::{ShimError, bootstrap, socket};
 use crate::sys;
 
 /// How long to stay with no container and no connection. containerd connects right after `start`, and again within seconds
@@ -303,8 +303,7 @@ impl Stream for Incoming {
             }
             match std::task::ready!(this.listener.poll_accept(cx)) {
                 Ok((stream, _)) => {
-                    // Who has a name only looks whether this is served.
-                    let count = if has_name(&stream) { Arc::default() } else { this.count.clone() };
+                    let count = (!socket::is_cleanup(&stream)).then(|| this.count.clone());
                     return Poll::Ready(Some(Ok(Connection::new(stream, count))));
                 }
                 // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
@@ -317,29 +316,26 @@ impl Stream for Incoming {
     }
 }
 
-/// Whether the other end is bound to a name in the abstract namespace, which the address that tokio gives does not tell.
-fn has_name(stream: &UnixStream) -> bool {
-    let peer = rustix::net::getpeername(stream).ok().flatten();
-    let unix = peer.and_then(|peer| rustix::net::SocketAddrUnix::try_from(peer).ok());
-    unix.is_some_and(|unix| unix.abstract_name().is_some_and(|name| !name.is_empty()))
-}
-
-/// A connection that counts while it is open.
+/// A connection that counts while it is open, but for one of `delete`'s.
 struct Connection {
     stream: UnixStream,
-    count: Arc<Connections>,
+    count: Option<Arc<Connections>>,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, count: Arc<Connections>) -> Connection {
-        count.taken.fetch_add(1, Ordering::Relaxed);
+    fn new(stream: UnixStream, count: Option<Arc<Connections>>) -> Connection {
+        if let Some(count) = &count {
+            count.taken.fetch_add(1, Ordering::Relaxed);
+        }
         Connection { stream, count }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.count.closed.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = &self.count {
+            count.closed.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -443,6 +439,14 @@ mod tests {
             assert_eq!((count.taken(), count.open()), (1, 1));
             drop(taken);
             assert_eq!((count.taken(), count.open()), (1, 0));
+
+            // `delete` looks too: a server that ends stayed for half a minute because of that.
+            socket::remove_unserved(&path, Duration::ZERO).unwrap();
+            let looked = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
+            assert_eq!((count.taken(), count.open()), (1, 0));
+            drop(looked);
+            assert_eq!((count.taken(), count.open()), (1, 0));
+            assert!(path.exists(), "it is served");
         });
     }
 }

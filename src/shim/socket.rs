@@ -4,7 +4,7 @@
 //! holds the lock beside it, and a server counts only if a connection is taken. The lock is kept until the server runs.
 
 use std::fs::DirBuilder;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub fn look(path: &Path) -> Result<Found, ShimError> {
         let made = DirBuilder::new().recursive(true).mode(0o711).create(dir);
         made.map_err(ShimError::io("mkdir", dir))?;
     }
-    look_within(path, PATIENCE, As::Newcomer)?.ok_or_else(|| {
+    look_within(path, PATIENCE, Looker::Start)?.ok_or_else(|| {
         let path = path.display();
         ShimError::State(format!("another start of the group has held {path}.lock for {} s", PATIENCE.as_secs()))
     })
@@ -77,25 +77,31 @@ pub fn look(path: &Path) -> Result<Found, ShimError> {
 /// Removes the socket at `path` if nobody serves it. Where its lock is held for longer than `patience`, somebody is at it
 /// and it is left.
 pub fn remove_unserved(path: &Path, patience: Duration) -> Result<(), ShimError> {
-    match look_within(path, patience, As::Onlooker)? {
+    match look_within(path, patience, Looker::Cleanup)? {
         Some(Found::Free(place)) => place.release(),
         Some(Found::Served) | None => Ok(()),
     }
 }
 
-/// Who looks whether a socket is served.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum As {
-    /// Somebody for whom containerd will come with a container.
-    Newcomer,
-    /// Somebody who only wants to know. So that the server does not wait for a container, the connection has a name.
-    Onlooker,
+/// Who looks. What `start` has found served gets a container; a server that ends must not wait for one because of
+/// `delete`, which containerd runs at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looker {
+    Start,
+    Cleanup,
 }
 
-fn look_within(path: &Path, patience: Duration, who: As) -> Result<Option<Found>, ShimError> {
+/// Whether the peer of a connection is `delete`, by the name that its end has. One that can't be told is none.
+pub fn is_cleanup(connection: impl AsFd) -> bool {
+    let peer = rustix::net::getpeername(connection).ok().flatten();
+    peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok())
+        .is_some_and(|peer| peer.abstract_name().is_some_and(|name| !name.is_empty()))
+}
+
+fn look_within(path: &Path, patience: Duration, looker: Looker) -> Result<Option<Found>, ShimError> {
     let Some(lock) = lock(path, patience)? else { return Ok(None) };
     let place = Place { path: path.to_owned(), lock };
-    if is_served(path, who)? {
+    if is_served(path, looker)? {
         place.release()?;
         return Ok(Some(Found::Served));
     }
@@ -108,20 +114,20 @@ fn lock(path: &Path, patience: Duration) -> Result<Option<LockFile>, ShimError> 
     LockFile::lock_for(&lock, patience).map_err(ShimError::io("lock", lock))
 }
 
-/// Whether `path` is served, asked by who only wants to know: the server does not take it for containerd's coming.
+/// Whether `path` is served, asked as `delete` does: the server does not wait for a container because of it.
 pub fn probe(path: &Path) -> Result<bool, ShimError> {
-    is_served(path, As::Onlooker)
+    is_served(path, Looker::Cleanup)
 }
 
 /// Whether a connection is taken at `path`.
-fn is_served(path: &Path, who: As) -> Result<bool, ShimError> {
+fn is_served(path: &Path, looker: Looker) -> Result<bool, ShimError> {
     // A server that takes none any more, with a full queue, would else be waited for.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = SocketAddrUnix::new(path).and_then(|address| {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        if who == As::Onlooker {
-            let name = format!("agentsbx-shim-onlooker-{}-{}", std::process::id(), durable::temporary_name());
-            rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        if looker == Looker::Cleanup {
+            // The kernel chooses the name (unix(7), autobind).
+            rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed())?;
         }
         rustix::net::connect(&socket, &address)
     });
@@ -231,7 +237,7 @@ mod tests {
         let path = dir.path().join("s/x");
         let Found::Free(place) = look(&path).unwrap() else { panic!("nobody is there") };
         assert!(
-            look_within(&path, Duration::from_millis(50), As::Newcomer).unwrap().is_none(),
+            look_within(&path, Duration::from_millis(50), Looker::Start).unwrap().is_none(),
             "another one is looking"
         );
         let listener = place.listen().unwrap();
