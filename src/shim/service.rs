@@ -38,7 +38,10 @@ struct Inner {
 #[derive(Debug)]
 enum Entry {
     /// Its id is taken.
-    BeingMade,
+    BeingMade {
+        /// It was deleted meanwhile: who asked for it has given up.
+        unwanted: bool,
+    },
     There(Arc<Container>),
 }
 
@@ -73,24 +76,42 @@ impl Service {
         if containers.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
-        containers.insert(id.to_owned(), Entry::BeingMade);
+        containers.insert(id.to_owned(), Entry::BeingMade { unwanted: false });
         Ok(Reserved(id.to_owned()))
     }
 
     async fn make(&self, request: &api::CreateTaskRequest) -> Result<u32, ShimError> {
         let reserved = self.reserve(&request.id)?;
         let made = Container::create(&self.0.shared, request).await;
-        let mut containers = self.lock();
-        match made {
-            Ok(container) => {
-                let pid = container.init.now().pid;
-                containers.insert(reserved.0, Entry::There(container));
-                Ok(pid)
+        let unwanted = {
+            let mut containers = self.lock();
+            match &made {
+                Ok(container) => {
+                    let before = containers.insert(reserved.0, Entry::There(container.clone()));
+                    matches!(before, Some(Entry::BeingMade { unwanted: true }))
+                }
+                Err(_) => {
+                    containers.remove(&reserved.0);
+                    false
+                }
             }
-            Err(err) => {
-                containers.remove(&reserved.0);
-                Err(err)
-            }
+        };
+        let container = made?;
+        if unwanted {
+            // Who asked for it is gone: only the log tells.
+            container.delete().await.inspect_err(|err| tracing::error!(container = request.id, %err, "it stays"))?;
+            self.lock().remove(&request.id);
+            return Err(ShimError::State(format!("container {} was deleted while it was made", request.id)));
+        }
+        Ok(container.init.now().pid)
+    }
+
+    /// Notes that a container that is being made is not wanted any more. containerd deletes it when its client goes away
+    /// meanwhile, and does not ask again.
+    fn give_up(&self, id: &str) {
+        if let Some(Entry::BeingMade { unwanted }) = self.lock().get_mut(id) {
+            tracing::warn!(container = id, "deleted while it was made");
+            *unwanted = true;
         }
     }
 }
@@ -166,6 +187,9 @@ impl Task for Service {
     }
 
     async fn delete(&self, _: &TtrpcContext, request: api::DeleteRequest) -> ttrpc::Result<api::DeleteResponse> {
+        if request.exec_id.is_empty() {
+            self.give_up(&request.id);
+        }
         let container = self.container(&request.id)?;
         let this = self.clone();
         let (pid, exit) = whole(async move {
@@ -183,7 +207,7 @@ impl Task for Service {
     async fn pids(&self, _: &TtrpcContext, request: api::PidsRequest) -> ttrpc::Result<api::PidsResponse> {
         let container = self.container(&request.id)?;
         let mut processes = Vec::new();
-        for process in container.pids().await? {
+        for process in whole(async move { container.pids().await }).await? {
             let mut info = ProcessInfo { pid: process.pid, ..Default::default() };
             if let Some(exec_id) = process.exec {
                 let details = ProcessDetails { exec_id, ..Default::default() };
@@ -282,7 +306,7 @@ impl Host for Service {
 
     fn running(&self) -> usize {
         let running = |entry: &Entry| match entry {
-            Entry::BeingMade => 1,
+            Entry::BeingMade { .. } => 1,
             Entry::There(container) => container.running(),
         };
         self.lock().values().map(running).sum()
