@@ -16,7 +16,7 @@ mod tests;
 use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -294,6 +294,11 @@ impl Streams {
         // Each change is one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Removes the directories of console sockets whose shim was killed.
+pub fn remove_lost_consoles() {
+    terminal::remove_lost(&terminal::PLACES.map(Path::new), Path::new("/proc"));
 }
 
 impl Task {
