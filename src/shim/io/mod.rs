@@ -32,7 +32,7 @@ use self::target::Target;
 use self::terminal::Console;
 use crate::shim::ShimError;
 use crate::shim::reaper::Reaper;
-use crate::sys::{tty, watch};
+use crate::sys::{proc, tty, watch};
 
 /// What a request names as a process's streams: an empty string (none), the path of a fifo or `fifo://PATH`, and for
 /// output `file://PATH` or `binary://PATH?KEY=VALUE&…` too.
@@ -298,7 +298,9 @@ impl Streams {
 
 /// Removes the directories of console sockets whose shim was killed.
 pub fn remove_lost_consoles() {
-    terminal::remove_lost(&terminal::PLACES.map(Path::new), Path::new("/proc"));
+    // One that was killed and is not reaped yet is no more, either. What can't be told lives.
+    let is_there = |pid| proc::stat(pid).map_or(true, |stat| stat.is_some_and(|stat| !stat.is_dead()));
+    terminal::remove_lost(&terminal::PLACES.map(Path::new), is_there);
 }
 
 impl Task {

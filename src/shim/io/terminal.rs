@@ -59,11 +59,11 @@ impl Drop for PrivateDir {
 }
 
 /// Removes the directories of shims that are no more. A pid that is another's by now keeps its directory until that one ends.
-pub(super) fn remove_lost(places: &[&Path], proc: &Path) {
+pub(super) fn remove_lost(places: &[&Path], is_there: impl Fn(i32) -> bool) {
     for entry in places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<u32>().ok());
-        let Some(pid) = pid.filter(|pid| !proc.join(pid.to_string()).exists()) else { continue };
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
+        let Some(pid) = pid.filter(|pid| !is_there(*pid)) else { continue };
         // Others may write to one of the places: what is theirs is left. Nothing below ours is.
         let own = |meta: std::fs::Metadata| meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
         if !entry.metadata().is_ok_and(own) {
@@ -226,8 +226,7 @@ mod tests {
     /// Each shim that was killed while a terminal was on its way left a directory in /run.
     #[test]
     fn directories_of_shims_that_are_no_more_are_removed() {
-        let (place, proc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        std::fs::create_dir(proc.path().join("7")).unwrap();
+        let place = tempfile::tempdir().unwrap();
         let names = ["agentsbx-pty-7-A", "agentsbx-pty-8-B", "agentsbx-pty-8-C", "agentsbx-pty-x-D", "other-8-E"];
         for name in names {
             std::fs::create_dir(place.path().join(name)).unwrap();
@@ -235,7 +234,7 @@ mod tests {
         std::fs::File::create(place.path().join("agentsbx-pty-8-B/s")).unwrap();
         std::fs::File::create(place.path().join("agentsbx-pty-8-C/something")).unwrap();
         std::os::unix::fs::symlink("other-8-E", place.path().join("agentsbx-pty-9-F")).unwrap();
-        remove_lost(&[Path::new("/no/such/place"), place.path()], proc.path());
+        remove_lost(&[Path::new("/no/such/place"), place.path()], |pid| pid == 7);
         let mut left: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();
         let want = ["agentsbx-pty-7-A", "agentsbx-pty-8-C", "agentsbx-pty-9-F", "agentsbx-pty-x-D", "other-8-E"];
