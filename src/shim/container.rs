@@ -287,7 +287,8 @@ impl Container {
     async fn tell_kills(self: Arc<Self>, mut watch: oom::Watch, mut asked: oneshot::Receiver<oneshot::Sender<()>>) {
         let tell = || {
             let container_id = self.id.clone();
-            self.tell(topics::TASK_OOM_EVENT_TOPIC, &event::TaskOOM { container_id, ..Default::default() });
+            let event = event::TaskOOM { container_id, ..Default::default() };
+            self.shared.events.add_unless_waiting(topics::TASK_OOM_EVENT_TOPIC, &event);
         };
         loop {
             let last = tokio::select! {
