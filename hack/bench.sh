@@ -3,7 +3,9 @@
 #
 #   hack/bench.sh [--quick] [--runs N] [--only NAME] [--json FILE] [--list]
 #
-# AGENTSBX_BIN names another binary to measure; nothing is built then but the benchmarks. BENCH_YOUKI=none leaves youki out.
+# AGENTSBX_BIN names another binary to measure, beside which the shim's is; nothing is built then but the benchmarks.
+# BENCH_YOUKI=none leaves youki out. BENCH_CONTAINERD=1.6|1.7|2 measures the shims under that release, from
+# hack/containerds.sh; without it under the machine's own.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,6 +33,11 @@ if [ "${BENCH_YOUKI:-}" != none ]; then
         rm -rf target/peers/build
     fi
     [ ! -x target/peers/bin/youki ] || peers="--peer youki=$PWD/target/peers/bin/youki"
+fi
+containerd=/usr/bin
+if [ -n "${BENCH_CONTAINERD:-}" ]; then
+    hack/containerds.sh target/containerd
+    containerd=$PWD/target/containerd/$BENCH_CONTAINERD/bin
 fi
 mkdir -p target/bench
 
@@ -61,4 +68,5 @@ unshare --mount --propagation private sh -c '
     mount -o loop,noinit_itable "$disk" target/bench/disk
     [ -z "$hybrid" ] || { umount "$hybrid" && mount -t tmpfs none "$hybrid"; }
     "$@"' sh "$disk" "$hybrid" \
-    target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench/disk $peers "$@"
+    target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench/disk \
+    --containerd "$containerd" $peers "$@"

@@ -7,6 +7,7 @@
 # DIR/1.6/bin    Debian 12: containerd 1.6, its ctr, its containerd-shim-runc-v2
 # DIR/1.7/bin    Debian 13: the same of 1.7, and dockerd 26
 # DIR/2/bin      unstable:  the same of 2.x, and dockerd 28
+# DIR/cri        the Kubernetes API of containers' runtimes, api.proto; and cni/, plugins that make pods' networks
 # DIR/*/version  which exactly, such as `containerd 1.7.24, docker 26.1.5`
 #
 # What is there is kept. apt-get does the downloading, with the proxies it is set up with: it checks the signature of the
@@ -15,7 +16,7 @@
 set -eu
 
 if [ $# != 1 ]; then
-    sed -n '5,10s/^# \{0,1\}//p' "$0" >&2
+    sed -n '5,11s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,18 +30,16 @@ flock 9
 scratch=$(mktemp -d "$out/.get.XXXXXX")
 trap 'rm -rf --one-file-system "$scratch"' EXIT
 
-# get NAME SUITE VERSION PACKAGE…: DIR/NAME, whose containerd's version must begin with VERSION. The rename is last: what
-# has its name is whole.
-get() {
-    name=$1 suite=$2 version=$3
-    shift 3
-    [ -e "$out/$name/version" ] && return
-    echo "hack/containerds.sh: getting containerd $version of Debian's $suite" >&2
+# unpack NAME SUITE PACKAGE…: sets $root to a directory that has the packages' files.
+unpack() {
+    name=$1 suite=$2
+    shift 2
+    echo "hack/containerds.sh: getting $* of Debian's $suite" >&2
     apt=$scratch/$name/apt root=$scratch/$name/root
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$root"
     : >"$apt/status"
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    echo "deb [signed-by=$keyring] $(python3 "$here/mirror.py") $suite main" >"$apt/sources.list"
+    echo "deb [signed-by=$keyring] $(python3 "$here/mirror.py" "$suite") $suite main" >"$apt/sources.list"
     # Descriptor 9 is not for apt-get: what it leaves running would keep the lock.
     (
         cd "$apt/debs"
@@ -58,6 +57,22 @@ get() {
     for package in "$apt"/debs/*.deb; do
         dpkg-deb --extract "$package" "$root"
     done
+}
+
+# publish NAME VERSION: DIR/NAME. The rename is last: what has its name is whole.
+publish() {
+    echo "$2" >"$scratch/$1/version"
+    rm -rf "$scratch/$1/apt" "$scratch/$1/root"
+    rm -rf --one-file-system "${out:?}/$1"
+    mv "$scratch/$1" "$out/$1"
+}
+
+# get NAME SUITE VERSION PACKAGE…: DIR/NAME, whose containerd's version must begin with VERSION.
+get() {
+    name=$1 suite=$2 version=$3
+    shift 3
+    [ -e "$out/$name/version" ] && return
+    unpack "$name" "$suite" "$@"
     mkdir "$scratch/$name/bin"
     for program in containerd ctr containerd-shim-runc-v2 dockerd docker docker-proxy; do
         for dir in usr/bin usr/sbin; do
@@ -78,12 +93,23 @@ get() {
     if [ -e "$scratch/$name/bin/dockerd" ]; then
         text="$text, docker $("$scratch/$name/bin/dockerd" --version | sed 's/[^0-9]*\([0-9.]*\).*/\1/')"
     fi
-    echo "$text" >"$scratch/$name/version"
-    rm -rf "$apt" "$root"
-    rm -rf --one-file-system "${out:?}/$name"
-    mv "$scratch/$name" "$out/$name"
+    publish "$name" "$text"
+}
+
+# The API from unstable: a newer one has all that an older one has. gogoproto's options are for Go alone.
+get_cri() {
+    [ -e "$out/cri/version" ] && return
+    unpack cri sid golang-github-kubernetes-cri-api-dev containernetworking-plugins
+    mkdir "$scratch/cri/cni"
+    for plugin in loopback bridge host-local; do
+        mv "$root/usr/lib/cni/$plugin" "$scratch/cri/cni/"
+    done
+    grep -v gogoproto "$root/usr/share/gocode/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto" \
+        >"$scratch/cri/api.proto"
+    publish cri "$(cd "$apt/debs" && echo *.deb)"
 }
 
 get 1.6 bookworm 1.6. containerd
 get 1.7 trixie 1.7. containerd docker.io docker-cli
 get 2 sid 2. containerd docker.io docker-cli
+get_cri

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Builds the test images, once, below target/images (or $AGENTSBX_IMAGES); prints nothing but progress on stderr.
 #
-#   hack/images.sh [busybox] [debian] [work]       (default: all)
+#   hack/images.sh [busybox] [pause] [debian] [work]       (default: all)
 #
 # busybox.tar         root filesystem of one static busybox, as a plain tar
 # busybox.image.tar   the same as localhost/agentsbx-test/busybox:latest, for docker, ctr and podman to load
+# pause.image.tar     the same files, but what it runs only waits: the first container of a pod
 # debian.image.tar    the host's own Debian suite with python3, pip, git, gcc and make, as
 #                     localhost/agentsbx-test/debian:latest (half a gigabyte, so not kept as a plain tar too)
 # work/rootfs         root filesystem with what agents work with, by hack/work-image.sh; made anew when that is changed
@@ -49,6 +50,14 @@ build_busybox() {
     mv "$scratch/busybox.tar" "$out/busybox.tar"
 }
 
+build_pause() {
+    [ -e "$out/pause.image.tar" ] && return
+    build_busybox
+    python3 "$here/image.py" "$out/busybox.tar" localhost/agentsbx-test/pause:latest "$scratch/pause.image.tar" \
+        --cmd sleep 1000000000
+    mv "$scratch/pause.image.tar" "$out/pause.image.tar"
+}
+
 build_debian() {
     [ -e "$out/debian.image.tar" ] && return
     # shellcheck source=/dev/null
@@ -83,12 +92,12 @@ build_work() {
 }
 
 [ -e "$out/agentsbx_probe-1.0-py3-none-any.whl" ] || python3 "$here/image.py" --wheel "$out"
-[ $# -gt 0 ] || set -- busybox debian work
+[ $# -gt 0 ] || set -- busybox pause debian work
 for name in "$@"; do
     case $name in
-    busybox | debian | work) "build_$name" ;;
+    busybox | pause | debian | work) "build_$name" ;;
     *)
-        echo "usage: hack/images.sh [busybox] [debian] [work]" >&2
+        echo "usage: hack/images.sh [busybox] [pause] [debian] [work]" >&2
         exit 2
         ;;
     esac

@@ -2,7 +2,8 @@
 
     python3 hack/mirror.py [SUITE]
 
-Whoever builds an image here can reach that one, so no script needs to name a mirror.
+Whoever builds an image here can reach that one, so no script needs to name a mirror. A suite that the machine does not
+install from is looked for where its own comes from: mirrors have them all.
 """
 
 import glob
@@ -30,7 +31,9 @@ def find(suite):
             field = dict(re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*)$", stanza))
             if suite in field.get("Suites", "").split() and "deb" in field.get("Types", "").split():
                 return field["URIs"].split()[0]
-    sys.exit(f"no mirror for {suite} in /etc/apt/sources.list*")
+    return None
 
 
-print(find(sys.argv[1] if len(sys.argv) > 1 else own_suite()))
+own = own_suite()
+suite = sys.argv[1] if len(sys.argv) > 1 else own
+print(find(suite) or find(own) or sys.exit(f"no mirror for {suite} or {own} in /etc/apt/sources.list*"))

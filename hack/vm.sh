@@ -8,16 +8,28 @@
 #   hack/vm.sh shell              boot, and give a root shell on this terminal; the payload is at /payload
 #   hack/vm.sh image              only build the image
 #
-# AGENTSBX_BIN      a static binary to test instead of a fresh build
+# AGENTSBX_BIN      a static binary to test instead of a fresh build; the shim is beside it
+# VM_KERNEL         a Debian release whose kernel the machine gets instead of Debian 12's, such as sid or trixie-backports;
+#                   all else stays Debian 12's. Auditing is on in it, for the cases that need a kernel of 6.15
 # VM_TIMEOUT        seconds after which a boot is given up (default 2400)
 #
 # target/vm/base.ext4, vmlinuz, initrd.img   the image; it is built anew when the packages change
 # target/vm/console.log, report.log          what the machine said in the last run
+# target/vm/KERNEL/…                         the same with VM_KERNEL=KERNEL; `kernel` in it is the version. A kernel is kept
+#                                            until its directory is removed, also when the release has a newer one
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(dirname "$here")
-out=$repository/target/vm
+kernel=${VM_KERNEL:-}
+case $kernel in
+*[!a-z0-9-]*)
+    echo "hack/vm.sh: VM_KERNEL=$kernel is no Debian release: name one such as sid" >&2
+    exit 2
+    ;;
+esac
+base=$repository/target/vm
+out=$base${kernel:+/$kernel}
 suite=bookworm
 packages=apparmor,busybox-static,ca-certificates,conmon,containerd,crun,dbus,docker.io,e2fsprogs,git,initramfs-tools,iproute2,iptables
 packages=$packages,kmod,linux-image-cloud-amd64,netavark,podman,procps,python3,runc,systemd,systemd-sysv,udev,uidmap,util-linux,xfsprogs
@@ -43,9 +55,13 @@ need() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 }
 
+# made DIRECTORY PACKAGES: whether the image is there. One with other packages is not this one.
+made() {
+    [ -e "$1/base.ext4" ] && [ "$(cat "$1/packages" 2>/dev/null)" = "$2" ]
+}
+
 image() {
-    # One with other packages is not this one.
-    [ -e "$out/base.ext4" ] && [ "$(cat "$out/packages" 2>/dev/null)" = "$suite $packages" ] && return
+    made "$base" "$suite $packages" && return
     # shellcheck source=hack/proxy.sh
     . "$here/proxy.sh"
     root=$out/root.build
@@ -110,6 +126,66 @@ UNIT
     echo "$suite $packages" >"$out/packages"
 }
 
+# other_kernel: makes the image with Debian 12's kernel into one that has another release's. Its packages would draw in
+# others of that release, so they are unpacked, and what they would do when installed is done here.
+other_kernel() {
+    made "$out" "$suite $packages $kernel" && return
+    made "$base" "$suite $packages" || VM_KERNEL="" "$0" image
+    # shellcheck source=hack/suite.sh
+    . "$here/suite.sh"
+    echo "hack/vm.sh: getting the kernel of Debian's $kernel" >&2
+    apt=$out/apt.build root=$out/root.build
+    ! mountpoint -q "$root" || umount "$root"
+    rm -rf --one-file-system "$apt" "$root"
+    mkdir -p "$apt" "$root"
+    if ! get_kernel >"$out/kernel.log" 2>&1; then
+        tail -20 "$out/kernel.log" >&2
+        exit 1
+    fi
+    suite_unpack "$apt" "$apt/root"
+    rm -f "$out/base.ext4"
+    cp --sparse=always "$base/base.ext4" "$out/base.ext4.new"
+    mount -o loop "$out/base.ext4.new" "$root"
+    trap 'umount "$root"' EXIT
+    # In kernels of 2025 and before they are in /lib and /boot.
+    for modules in "$apt/root/lib/modules"/* "$apt/root/usr/lib/modules"/*; do
+        [ -d "$modules" ] || continue
+        version=${modules##*/}
+        cp -a "$modules" "$root/usr/lib/modules/"
+    done
+    for part in vmlinuz config; do
+        for file in "$apt/root/boot/$part-$version" "$apt/root/usr/lib/modules/$version/$part"; do
+            [ ! -e "$file" ] || cp "$file" "$root/boot/$part-$version"
+        done
+    done
+    # Debian 12's journald turns auditing off when it starts, whatever the kernel's command line says.
+    mkdir -p "$root/etc/systemd/journald.conf.d"
+    printf '[Journal]\nAudit=yes\n' >"$root/etc/systemd/journald.conf.d/audit.conf"
+    chroot "$root" depmod "$version"
+    if ! chroot "$root" update-initramfs -c -k "$version" >>"$out/kernel.log" 2>&1; then
+        tail -20 "$out/kernel.log" >&2
+        exit 1
+    fi
+    cp "$root/boot/vmlinuz-$version" "$out/vmlinuz"
+    cp "$root/boot/initrd.img-$version" "$out/initrd.img"
+    trap - EXIT
+    umount "$root"
+    rm -rf --one-file-system "$apt" "$root"
+    mv "$out/base.ext4.new" "$out/base.ext4"
+    echo "$version" >"$out/kernel"
+    echo "$suite $packages $kernel" >"$out/packages"
+}
+
+# Releases differ in how many packages a kernel is.
+get_kernel() {
+    suite_lists "$apt" "$kernel" || return
+    parts=$(suite_apt "$apt" apt-cache depends --recurse --important linux-image-cloud-amd64 |
+        grep -E '^linux-(image|base|binary|modules)-[0-9].*-cloud-amd64$')
+    [ -n "$parts" ] || return
+    # shellcheck disable=SC2086 # a list of words
+    suite_get "$apt" $parts
+}
+
 binary() {
     [ -n "${AGENTSBX_BIN:-}" ] || AGENTSBX_BIN=$("$here/build-static.sh")
     echo "$AGENTSBX_BIN"
@@ -129,7 +205,7 @@ boot() {
     timeout --foreground "${VM_TIMEOUT:-2400}" qemu-system-x86_64 \
         -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nodefaults -no-reboot -display none \
         -kernel "$out/vmlinuz" -initrd "$out/initrd.img" \
-        -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 $line" \
+        -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 ${kernel:+audit=1 }$line" \
         -drive "file=$out/base.ext4,format=raw,if=virtio,snapshot=on,cache=unsafe" \
         -drive "file=$out/payload.ext4,format=raw,if=virtio,snapshot=on,cache=unsafe" \
         -device virtio-rng-pci "$@"
@@ -145,11 +221,11 @@ run() {
         exit 1
     fi
     # The last line is the count; without it the run was cut off.
-    tr -d '\r' <"$out/report.log" | tail -n 1 | grep -qE '^[0-9]+ passed, 0 failed$'
+    tr -d '\r' <"$out/report.log" | tail -n 1 | grep -qE '^[0-9]+ passed, 0 failed(, [0-9]+ skipped)?$'
 }
 
 need
-image
+if [ -n "$kernel" ]; then other_kernel; else image; fi
 stage=$(mktemp -d "$out/.stage.XXXXXX")
 trap 'rm -rf --one-file-system "$stage"' EXIT
 verb=${1:-test}
@@ -157,10 +233,14 @@ verb=${1:-test}
 case $verb in
 image) ;;
 test | shell)
-    install -m 755 "$(binary)" "$stage/agentsbx"
+    program=$(binary)
+    install -m 755 "$program" "$stage/agentsbx"
+    install -m 755 "$(dirname "$program")/containerd-shim-agentsbx-v1" "$stage"
     "$here/images.sh" busybox
-    cp "$repository/target/images/busybox.tar" "$repository/target/images/busybox.image.tar" "$here/vm/smoke.py" \
+    cp "$repository/target/images/busybox.tar" "$repository/target/images/busybox.image.tar" "$here"/vm/*.py \
         "$here/register.py" "$stage"
+    # The kernel that was meant, for the tests to compare.
+    if [ -n "$kernel" ]; then cp "$out/kernel" "$stage/kernel"; else echo 6.1. >"$stage/kernel"; fi
     printf '#!/bin/sh\nexec python3 /payload/smoke.py %s\n' "$*" >"$stage/main"
     payload "$stage" 128M
     if [ "$verb" = test ]; then
@@ -201,7 +281,7 @@ MAIN
     run
     ;;
 *)
-    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,21s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

@@ -160,6 +160,30 @@ fn the_last_answer_is_given() {
     }
 }
 
+/// A start that finds the socket served while the server is about to end has told containerd of it: the server stays, for
+/// the container that is to come.
+#[test]
+fn a_start_at_the_last_moment() {
+    let lab = Lab::new("{}");
+    let address = lab.start("c");
+    let path = PathBuf::from(address.strip_prefix("unix://").expect("an address"));
+    let client = Client::connect(&address).expect("connect");
+    // As `start` does: it holds the lock while it looks.
+    let lock = fs::File::create(path.with_extension("lock")).expect("create");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
+    let request = ShutdownRequest { id: "c".into(), ..ShutdownRequest::default() };
+    ask(&client, "containerd.task.v3.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
+    std::thread::sleep(Duration::from_millis(200));
+    drop(std::os::unix::net::UnixStream::connect(&path).expect("connect"));
+    fs::remove_file(path.with_extension("lock")).expect("unlink");
+    drop(lock);
+    std::thread::sleep(Duration::from_secs(3));
+    let request = ConnectRequest { id: "c".into(), ..ConnectRequest::default() };
+    let client = Client::connect(&address).expect("connect");
+    ask(&client, "containerd.task.v3.Task", "Connect", request.write_to_bytes().expect("encode")).expect("it serves");
+    assert_eq!(lab.left().len(), 1, "{:?}", lab.left());
+}
+
 /// What the server is to its host: a session of its own, nothing of the caller's open, a little more likely to be killed
 /// than containerd, and who gets the orphans.
 #[test]

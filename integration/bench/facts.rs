@@ -23,6 +23,7 @@ pub fn gather(lab: &Lab) -> Vec<(String, String)> {
         let lines: Vec<&str> = version.lines().take(2).collect();
         facts.push((runtime.name.clone(), lines.join(", ")));
     }
+    facts.push(("containerd".to_owned(), containerd(lab)));
     for (name, reason) in &lab.left_out {
         facts.push((format!("without {name}"), reason.clone()));
     }
@@ -55,6 +56,11 @@ fn filesystem(lab: &Lab) -> String {
     let output = Command::new("findmnt").args(["-n", "-o", "FSTYPE,SOURCE,OPTIONS", "-T"]).arg(&lab.dir).output();
     let text = output.map(|o| String::from_utf8_lossy(&o.stdout).split_whitespace().collect::<Vec<_>>().join(" "));
     text.unwrap_or_else(|err| err.to_string())
+}
+
+fn containerd(lab: &Lab) -> String {
+    let output = Command::new(lab.containerd.join("containerd")).arg("--version").output();
+    output.map_or_else(|err| err.to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 fn load() -> String {

@@ -51,9 +51,14 @@ pub struct Lab {
     pub runs: usize,
     /// Stores and bundles.
     pub dir: PathBuf,
-    run: PathBuf,
-    cgroup: String,
-    rootfs: PathBuf,
+    /// State of runtimes and engines; a short path.
+    pub run: PathBuf,
+    /// Parent of the containers' cgroups.
+    pub cgroup: String,
+    /// The root filesystem's tar.
+    pub rootfs: PathBuf,
+    /// Where containerd, `ctr` and containerd's own shim are.
+    pub containerd: PathBuf,
     // Its stdin is the pipe whose end tells it to put everything away.
     guard: Child,
 }
@@ -92,6 +97,7 @@ impl Lab {
             left_out: Vec::new(),
             runs: args.runs,
             rootfs: args.rootfs.clone(),
+            containerd: args.containerd.clone(),
             dir,
             run: run.clone(),
             cgroup,

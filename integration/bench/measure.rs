@@ -2,43 +2,43 @@
 
 use super::lab::Runtime;
 
-/// One who takes part in a benchmark.
-pub struct Contestant<'a> {
+/// One who takes part in a benchmark, in which each run gives a `T`: one value, or an array of them.
+pub struct Contestant<'a, T = f64> {
     /// Its name in the table.
     pub who: String,
     /// Whether the benchmark goes on without it where it fails.
     peer: bool,
-    once: Box<dyn FnMut(usize) -> anyhow::Result<f64> + 'a>,
+    once: Box<dyn FnMut(usize) -> anyhow::Result<T> + 'a>,
 }
 
-impl<'a> Contestant<'a> {
+impl<'a, T> Contestant<'a, T> {
     /// `once` is called once a round with the round's number; it does and checks the work and gives what it measured.
-    pub fn new(who: impl Into<String>, once: impl FnMut(usize) -> anyhow::Result<f64> + 'a) -> Contestant<'a> {
+    pub fn new(who: impl Into<String>, once: impl FnMut(usize) -> anyhow::Result<T> + 'a) -> Contestant<'a, T> {
         Contestant { who: who.into(), peer: false, once: Box::new(once) }
     }
 
     /// The same for a runtime; one that is not the subject may fail.
-    pub fn of(runtime: &Runtime, once: impl FnMut(usize) -> anyhow::Result<f64> + 'a) -> Contestant<'a> {
+    pub fn of(runtime: &Runtime, once: impl FnMut(usize) -> anyhow::Result<T> + 'a) -> Contestant<'a, T> {
         Contestant { peer: !runtime.is_subject(), ..Contestant::new(runtime.name.clone(), once) }
     }
 }
 
 /// The samples of one contestant, by round.
 #[derive(Debug, Clone)]
-pub struct Samples {
+pub struct Samples<T = f64> {
     /// Whose.
     pub who: String,
-    /// What was measured, one value a round.
-    pub values: Vec<f64>,
+    /// What was measured, one value (or array) a round.
+    pub values: Vec<T>,
     /// Why it did not do it to the end: then its values count for nothing.
     pub failed: Option<String>,
 }
 
 /// One round that does not count, then `runs` that do; each round begins with another contestant.
-pub fn alternate(runs: usize, contestants: Vec<Contestant<'_>>) -> anyhow::Result<Vec<Samples>> {
+pub fn alternate<T>(runs: usize, contestants: Vec<Contestant<'_, T>>) -> anyhow::Result<Vec<Samples<T>>> {
     let mut contestants = contestants;
     let count = contestants.len();
-    let none = |c: &Contestant<'_>| Samples { who: c.who.clone(), values: Vec::new(), failed: None };
+    let none = |c: &Contestant<'_, T>| Samples { who: c.who.clone(), values: Vec::new(), failed: None };
     let mut all: Vec<_> = contestants.iter().map(none).collect();
     for round in 0..=runs {
         for turn in 0..count {

@@ -5,6 +5,7 @@
 
 pub mod cases;
 pub mod config;
+mod engine;
 mod facts;
 mod lab;
 mod measure;
@@ -24,7 +25,7 @@ pub struct Args {
     /// The agentsbx to measure
     #[arg(long, value_name = "FILE")]
     pub subject: PathBuf,
-    /// A tar of the root filesystem, with busybox
+    /// A tar of the root filesystem, with busybox; beside NAME.tar is NAME.image.tar, the image of it for containerd
     #[arg(long, value_name = "FILE")]
     pub rootfs: PathBuf,
     /// Directory for stores, roots and bundles: on the filesystem to measure on
@@ -33,6 +34,9 @@ pub struct Args {
     /// Another runtime to compare with (NAME=FILE); runc and crun are looked for by themselves
     #[arg(long = "peer", value_name = "NAME=FILE")]
     pub peers: Vec<String>,
+    /// Directory with the containerd, ctr and containerd-shim-runc-v2 that shims are measured with
+    #[arg(long, value_name = "DIR", default_value = "/usr/bin")]
+    pub containerd: PathBuf,
     /// Small sizes: whether it works, not how fast
     #[arg(long)]
     pub quick: bool,
@@ -89,6 +93,7 @@ mod tests {
             rootfs: crate::support::images::busybox_tar(),
             dir: dir.path().to_owned(),
             peers: Vec::new(),
+            containerd: "/usr/bin".into(),
             quick: true,
             runs: 1,
             only: Vec::new(),

@@ -24,8 +24,8 @@ pub struct Row {
     pub runs: usize,
     /// What came out.
     pub stats: Result<Stats, String>,
-    /// Whether the first row's median over this one's means anything.
-    pub comparable: bool,
+    /// The number of the row whose median over this one's is its ratio.
+    pub base: usize,
 }
 
 impl Row {
@@ -37,7 +37,21 @@ impl Row {
     /// A line.
     pub fn of(samples: &Samples, unit: Unit) -> Row {
         let stats = samples.failed.clone().map_or_else(|| Ok(Stats::of(&samples.values)), Err);
-        Row { who: samples.who.clone(), unit, runs: samples.values.len(), stats, comparable: true }
+        Row { who: samples.who.clone(), unit, runs: samples.values.len(), stats, base: 0 }
+    }
+
+    /// Lines of KiB, where each run gives as many values as there are `kinds`: all contestants' of the first kind, then all
+    /// of the next. Ratios are within a kind.
+    pub fn sizes<const N: usize>(kinds: [&str; N], samples: &[Samples<[f64; N]>]) -> Vec<Row> {
+        let contestants = samples.len();
+        let row = |at: usize, kind: &str, of: &Samples<[f64; N]>| {
+            let who = format!("{}: {kind}", of.who);
+            let values = of.values.iter().map(|values| values[at]).collect();
+            let samples = Samples { who, values, failed: of.failed.clone() };
+            Row { base: at * contestants, ..Row::of(&samples, Unit::KiB) }
+        };
+        let kinds = kinds.iter().enumerate();
+        kinds.flat_map(|(at, kind)| samples.iter().map(move |of| row(at, kind, of))).collect()
     }
 }
 
@@ -88,8 +102,8 @@ impl Report {
 }
 
 fn ratio(rows: &[Row], row: &Row) -> Option<f64> {
-    let (first, own) = (of(&rows[0], |s| s.median)?, of(row, |s| s.median)?);
-    (row.comparable && own > 0.0).then(|| first / own)
+    let (base, own) = (of(&rows[row.base], |s| s.median)?, of(row, |s| s.median)?);
+    (own > 0.0).then(|| base / own)
 }
 
 fn of(row: &Row, member: impl Fn(&Stats) -> f64) -> Option<f64> {
@@ -100,7 +114,7 @@ fn table(name: &str, what: &str, rows: &[Row]) -> String {
     let mut cells = vec![["", "median", "min", "p90", "IQR", "runs", "ratio"].map(str::to_owned)];
     for (at, row) in rows.iter().enumerate() {
         let value = |v: f64| shown(row.unit, v);
-        let ratio = ratio(rows, row).filter(|_| at > 0).map_or_else(String::new, |r| format!("{r:.2}"));
+        let ratio = ratio(rows, row).filter(|_| at != row.base).map_or_else(String::new, |r| format!("{r:.2}"));
         let Ok(Stats { median, min, p90, iqr }) = row.stats else { continue };
         cells.push([row.who.clone(), value(median), value(min), value(p90), value(iqr), row.runs.to_string(), ratio]);
     }
@@ -146,5 +160,13 @@ mod tests {
         assert_eq!(lines[4], "  runc      20.00 ms  20.00 ms  20.00 ms  0.00 ms     1   0.10");
         assert_eq!(report.json()["rows"][1]["firstOverThis"], 0.1);
         assert_eq!(report.json()["facts"]["kernel"], "x");
+    }
+
+    #[test]
+    fn ratios_of_sizes_are_within_a_kind() {
+        let samples = |who: &str, values| Samples { who: who.into(), values: vec![values], failed: None };
+        let rows = Row::sizes(["RSS", "PSS"], &[samples("a", [1.0, 3.0]), samples("b", [4.0, 4.0])]);
+        let of: Vec<_> = rows.iter().map(|row| (row.who.as_str(), ratio(&rows, row))).collect();
+        assert_eq!(of, [("a: RSS", Some(1.0)), ("b: RSS", Some(0.25)), ("a: PSS", Some(1.0)), ("b: PSS", Some(0.75))]);
     }
 }

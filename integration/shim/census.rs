@@ -29,10 +29,11 @@ pub fn census(containerd: &Containerd) -> BTreeSet<String> {
                 .for_each(|line| put("cgroup", line));
         }
     }
-    // Bundles, FIFOs, temporary files. What containerd keeps of its own is there from the beginning.
-    lines(Cmd::new("find").arg(&containerd.run).args(["-printf", "%y %p\\n"]))
-        .into_iter()
-        .for_each(|line| put("file", line));
+    // Bundles, FIFOs, temporary files. A namespace's own directory stays.
+    let bundles = containerd.bundle("").display().to_string();
+    let files = lines(Cmd::new("find").arg(&containerd.run).args(["-printf", "%y %p\\n"]));
+    let files = files.into_iter().filter(|line| bundles.trim_end_matches('/') != &line[2..]);
+    files.for_each(|line| put("file", line));
     for root in ["/run/containerd/runc", "/run/containerd/agentsbx"] {
         let root = Path::new(root).join(&containerd.namespace);
         if root.is_dir() {

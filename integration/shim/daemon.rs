@@ -92,13 +92,6 @@ impl Shim {
             Shim::StockOurs | Shim::Stock => "io.containerd.runc.v2",
         }
     }
-
-    fn program(self) -> &'static str {
-        match self {
-            Shim::Ours => "containerd-shim-agentsbx-v1",
-            Shim::StockOurs | Shim::Stock => "containerd-shim-runc-v2",
-        }
-    }
 }
 
 /// The shim's program: beside the runtime's.
@@ -233,30 +226,31 @@ impl Containerd {
         Cmd::new(binary()).env("AGENTSBX_CONFIG", &process().defaults).arg("--store").arg(&self.store).args(args)
     }
 
-    /// The same with `--json`, parsed.
-    #[track_caller]
-    pub fn json<const N: usize>(&self, args: [&str; N]) -> Value {
-        let text = self.agentsbx(args).arg("--json").ok();
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e} in {text}"))
-    }
-
     /// A task's bundle.
     pub fn bundle(&self, id: &str) -> PathBuf {
         self.run.join("containerd/io.containerd.runtime.v2.task").join(&self.namespace).join(id)
     }
 
+    /// What containerd has written down of the shim's answer, from 1.7 on.
+    fn answer(&self, id: &str) -> Option<Value> {
+        let text = fs::read_to_string(self.bundle(id).join("bootstrap.json")).ok()?;
+        Some(serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
+    }
+
     /// The socket of a task's shim, without a scheme.
     #[track_caller]
     pub fn socket(&self, id: &str) -> PathBuf {
-        let bundle = self.bundle(id);
-        // containerd's own file from 1.7 on; the shim's before that.
-        let answer = fs::read_to_string(bundle.join("bootstrap.json")).ok();
-        let address = answer.map(|text| {
-            let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-            value["address"].as_str().expect("an address").to_owned()
-        });
-        let address = address.unwrap_or_else(|| fs::read_to_string(bundle.join("address")).expect("read the address"));
+        let address = match self.answer(id) {
+            Some(answer) => answer["address"].as_str().expect("an address").to_owned(),
+            // The shim's own file, of which 1.6 knows.
+            None => fs::read_to_string(self.bundle(id).join("address")).expect("read the address"),
+        };
         PathBuf::from(address.trim().trim_start_matches("unix://"))
+    }
+
+    /// The version of the task service that a task's shim has spoken of.
+    pub fn task_version(&self, id: &str) -> u64 {
+        self.answer(id).and_then(|answer| answer["version"].as_u64()).unwrap_or(2)
     }
 
     /// The pids of its shims, of all tasks or of one.

@@ -6,6 +6,7 @@
 mod census;
 mod daemon;
 mod events;
+mod load;
 mod order;
 mod reports;
 mod story;

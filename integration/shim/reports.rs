@@ -45,10 +45,12 @@ fn kill_of_what_has_ended_or_was_never_there() {
     let live = Task::idle(newest(), &[]);
     task.wait_status("STOPPED");
     let shim = task_api::Shim::of(&task);
-    for all in [false, true] {
-        let (code, text) = shim.kill("", 9, all).expect_err("it has ended");
+    let (code, text) = shim.kill("", 9, false).expect_err("it has ended");
+    assert_eq!(code, Code::NOT_FOUND, "{text}");
+    assert!(text.contains("process already finished"), "{text}");
+    // To kill all of nothing may also be said to be done.
+    if let Err((code, text)) = shim.kill("", 9, true) {
         assert_eq!(code, Code::NOT_FOUND, "{text}");
-        assert!(text.contains("process already finished"), "{text}");
     }
     let (code, text) = shim.kill("nobody", 9, false).expect_err("there is no such exec");
     assert_eq!(code, Code::NOT_FOUND, "{text}");
@@ -104,9 +106,9 @@ fn a_hundred_execs_leave_no_files() {
 fn a_started_exec_has_its_pid() {
     let task = Task::idle(newest(), &[]);
     let shim = task_api::Shim::of(&task);
-    for _ in 0..50 {
+    for _ in 0..20 {
         let exec = unique("pid");
-        shim.exec(&exec, &["sleep", "0.05"]).expect("exec");
+        shim.exec(&exec, &["sleep", "0.3"]).expect("exec");
         let pid = shim.start(&exec).expect("start");
         assert!(Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
         assert_eq!(shim.state(&exec).expect("state").pid, pid);
@@ -165,9 +167,11 @@ fn a_background_process_holds_the_output() {
     let containerd = newest();
     let task = Task::idle(containerd, &[]);
     let shim = task_api::Shim::of(&task);
-    let fifo = make_fifo(&containerd.run.join("tmp"));
-    let output = read_fifo(&fifo);
-    shim.exec_with("background", &["sh", "-c", "sleep 100 & echo x"], &fifo.display().to_string(), "").expect("exec");
+    let [stdout, stderr] = [(); 2].map(|()| make_fifo(&containerd.run.join("tmp")));
+    let (output, _errors) = (read_fifo(&stdout), read_fifo(&stderr));
+    let script = ["sh", "-c", "sleep 100 & echo x"];
+    let (out, err) = (stdout.display().to_string(), stderr.display().to_string());
+    shim.exec_with("background", &script, &out, &err).expect("exec");
     let begun = Instant::now();
     shim.start("background").expect("start");
     assert_eq!(shim.wait("background").expect("wait"), 0);
@@ -176,7 +180,9 @@ fn a_background_process_holds_the_output() {
     assert!(begun.elapsed() < Duration::from_secs(12), "deleted after {:?}", begun.elapsed());
     // The FIFO is closed: its reader has seen the end.
     assert_eq!(output.recv_timeout(SOON).expect("the end of the output"), b"x\n");
-    fs::remove_file(fifo).expect("remove the FIFO");
+    for fifo in [stdout, stderr] {
+        fs::remove_file(fifo).expect("remove the FIFO");
+    }
 }
 
 /// rust-extensions #276, #236: containers ended with EPIPE when containerd, or whoever read their output, was gone.
@@ -244,9 +250,8 @@ fn the_first_process_exits_last() {
     assert_eq!(exits.len(), execs.len() + 1, "{}", lines(&all));
     assert!(exits.iter().all(|event| event.status() == 137), "{}", lines(&all));
     // What started later is refused, in words that say why.
-    let (code, text) =
-        shim.exec("late", &["true"]).and_then(|()| shim.start("late").map(drop)).expect_err("it has ended");
-    assert_eq!(code, Code::FAILED_PRECONDITION, "{text}");
+    let (_, text) = shim.exec("late", &["true"]).and_then(|()| shim.start("late").map(drop)).expect_err("it has ended");
+    assert!(text.contains("in a stopped state") || text.contains("is not running"), "{text}");
     let after = events.during(Duration::from_secs(1));
     let late = after.iter().filter(|event| event.container() == task.id && event.topic == "/tasks/exit").count();
     assert_eq!(late, 0, "{}", lines(&after));
@@ -356,8 +361,11 @@ fn an_execs_name_is_its_own() {
     let task = Task::idle(newest(), &[]);
     let shim = task_api::Shim::of(&task);
     let pid = u32::try_from(task.pid()).expect("positive");
-    assert_eq!(shim.connect().expect("version 2").task_pid, pid);
-    assert_eq!(shim.v3().connect().expect("version 3").task_pid, pid);
+    if Shim::under_test() == Shim::Ours {
+        for shim in shim.by_each_name() {
+            assert_eq!(shim.connect().expect("connect").task_pid, pid);
+        }
+    }
     shim.exec("twice", &["sleep", "1000"]).expect("exec");
     let (code, text) = shim.exec("twice", &["true"]).expect_err("the name is taken");
     assert_eq!(code, Code::ALREADY_EXISTS, "{text}");

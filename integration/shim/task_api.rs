@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 
 use super::daemon::{Containerd, Task};
 
+const V2: &str = "containerd.task.v2.Task";
+const V3: &str = "containerd.task.v3.Task";
+
 /// What a call gave: the answer, or the status' code and text.
 pub type Answer<T> = Result<T, (ttrpc::Code, String)>;
 
@@ -45,15 +48,15 @@ impl Shim {
         Shim {
             client: Arc::new(client),
             namespace: containerd.namespace.clone(),
-            service: "containerd.task.v2.Task",
+            service: if containerd.task_version(id) == 3 { V3 } else { V2 },
             id: id.to_owned(),
             bundle: containerd.bundle(id),
         }
     }
 
-    /// The same by the name that the service has since containerd 2.0.
-    pub fn v3(&self) -> Shim {
-        Shim { service: "containerd.task.v3.Task", ..self.clone() }
+    /// The same by both names that the service has: until containerd 1.7, and since 2.0.
+    pub fn by_each_name(&self) -> [Shim; 2] {
+        [V2, V3].map(|service| Shim { service, ..self.clone() })
     }
 
     fn call<Q: Message, A: Message>(&self, method: &str, request: &Q) -> Answer<A> {

@@ -13,7 +13,7 @@ mod fsck;
 mod kills;
 mod leaks;
 mod model;
-mod random;
+pub mod random;
 mod shims;
 mod steps;
 
@@ -27,7 +27,7 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 /// The rounds of a long form.
-fn rounds(default: u64) -> u64 {
+pub fn rounds(default: u64) -> u64 {
     setting("AGENTSBX_SOAK_ROUNDS").unwrap_or(default)
 }
 

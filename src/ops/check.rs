@@ -8,7 +8,7 @@ pub mod trial;
 use serde::Serialize;
 
 use super::Context;
-use crate::sys::landlock::{FENCE, WRITES};
+use crate::sys::landlock::{AUDIT, FENCE, WRITES};
 use crate::sys::probe::{Failure, Features, Tried};
 use crate::sys::signal::SignalFd;
 use trial::{CgroupTrial, StoreTrial};
@@ -337,6 +337,10 @@ fn fence(version: Option<u32>) -> Feature {
     const NAME: &str = "Landlock";
     const REMEDY: Option<&str> = Some("enable it (kernel parameter lsm=landlock,…; Linux 6.2 for all of it)");
     match version {
+        Some(AUDIT..) => {
+            let detail = "execs cannot look into each other; writing can be limited, and refusals be in the audit log";
+            feature(NAME, State::Enforced, detail, None)
+        }
         Some(WRITES..) => {
             feature(NAME, State::Enforced, "execs cannot look into each other; writing can be limited", None)
         }

@@ -115,6 +115,7 @@ impl Container {
         let config = record::Config::read(&bundle)?;
         let saved = options.saved(&shared.namespace, config.cgroups_path());
         saved.save(&bundle)?;
+        record::forget_deleted(&bundle)?;
         let rootfs = bundle.join("rootfs");
         let mounted = !request.rootfs.is_empty();
         if mounted {
@@ -635,6 +636,8 @@ impl Container {
             }
             _ => return Err(ShimError::State("cannot delete a running process".into())),
         };
+        // Without it the runtime is asked once more.
+        let _ = record::write_deleted(&self.bundle);
         let left: Vec<_> = self.execs().drain().map(|(_, exec)| exec).collect();
         for exec in left.iter().filter(|exec| exec.now().phase == Phase::Created) {
             never_ran(exec);
@@ -675,7 +678,7 @@ impl Container {
         self.tell(topics::TASK_EXIT_EVENT_TOPIC, &ended);
     }
 
-    fn tell<M: containerd_shim_protos::protobuf::MessageFull>(&self, topic: &'static str, event: &M) {
+    fn tell<M: containerd_shim_protos::protobuf::Message>(&self, topic: &'static str, event: &M) {
         self.shared.events.add(topic, event);
     }
 

@@ -38,6 +38,10 @@ pub const IDLE: Duration = Duration::from_secs(300);
 const FLUSH: Duration = Duration::from_secs(5);
 /// How long answers may take that are being written at the end.
 const ANSWERS: Duration = Duration::from_secs(1);
+/// How long it may take until a connection is taken that is in the queue.
+const QUEUE: Duration = Duration::from_millis(10);
+/// How long containerd may take from `start` to a container.
+const NEWCOMER: Duration = Duration::from_secs(30);
 /// How long another process may hold the socket's lock at the end.
 const LOCK: Duration = Duration::from_secs(2);
 /// How often it is looked whether something still runs, after SIGTERM.
@@ -147,11 +151,12 @@ async fn run<H: Host>(
     mut told: impl Write,
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
-    let open = Arc::new(AtomicUsize::new(0));
+    let connections = Arc::new(Connections::default());
     let begun = (|| {
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
-        let incoming = Incoming { listener: UnixListener::from_std(listener)?, open: open.clone(), pause: None };
+        let incoming =
+            Incoming { listener: UnixListener::from_std(listener)?, count: connections.clone(), pause: None };
         Ok((incoming, Reaper::start()?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     })();
     let (incoming, reaper, mut terminate, mut interrupt) = match begun {
@@ -171,18 +176,14 @@ async fn run<H: Host>(
 
     tokio::select! {
         () = host.ended() => tracing::info!("the last container is gone"),
-        () = idle(setup.idle, || open.load(Ordering::Relaxed) > 0 || host.containers() > 0) => {
+        () = idle(setup.idle, || connections.open() > 0 || host.containers() > 0) => {
             tracing::info!("no container and no connection for {} s", setup.idle.as_secs());
         }
         () = stopped(&*host, &mut terminate, &mut interrupt) => tracing::info!("nothing runs: ended by a signal"),
     }
 
     // From here on whoever looks starts a server of its own.
-    match tokio::task::spawn_blocking(move || served.remove(LOCK)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(err)) => tracing::warn!(%err, "the socket stays"),
-        Err(err) => tracing::warn!(%err, "the socket stays"),
-    }
+    withdraw(served, &connections, &*host).await;
     if !events.flush(FLUSH).await {
         tracing::error!("containerd was away: events are lost");
     }
@@ -212,6 +213,42 @@ async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
     }
 }
 
+/// Removes the socket. Between the end and that, `start` may have found it served and told containerd so: then there is
+/// another container to be waited for, and another end.
+async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) {
+    loop {
+        let taken = connections.taken();
+        let socket = served.clone();
+        let lock = match tokio::task::spawn_blocking(move || socket.lock(LOCK)).await {
+            Ok(Ok(lock)) => lock,
+            Ok(Err(err)) => return tracing::warn!(%err, "the socket stays"),
+            Err(err) => return tracing::warn!(%err, "the socket stays"),
+        };
+        // Nobody can look now. Who looked before is in the queue, if not taken already.
+        sleep(QUEUE).await;
+        if connections.taken() == taken {
+            if let Err(err) = served.remove(lock) {
+                tracing::warn!(%err, "the socket stays");
+            }
+            return;
+        }
+        if let Err(err) = served.leave(lock) {
+            tracing::warn!(%err, "the socket's lock stays");
+        }
+        tracing::info!("containerd has been told of this shim again");
+        let used = async {
+            while host.containers() == 0 {
+                sleep(STOPPING).await;
+            }
+        };
+        if timeout(NEWCOMER, used).await.is_ok() {
+            while host.containers() > 0 {
+                sleep(STOPPING).await;
+            }
+        }
+    }
+}
+
 /// Returns when the process has been told to end and nothing runs.
 async fn stopped<H: Host>(
     host: &H,
@@ -230,10 +267,27 @@ async fn stopped<H: Host>(
     }
 }
 
+/// How many connections there were and are.
+#[derive(Debug, Default)]
+struct Connections {
+    taken: AtomicUsize,
+    closed: AtomicUsize,
+}
+
+impl Connections {
+    fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    fn open(&self) -> usize {
+        self.taken().wrapping_sub(self.closed.load(Ordering::Relaxed))
+    }
+}
+
 /// The connections, as they come.
 struct Incoming {
     listener: UnixListener,
-    open: Arc<AtomicUsize>,
+    count: Arc<Connections>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -248,7 +302,7 @@ impl Stream for Incoming {
                 this.pause = None;
             }
             match std::task::ready!(this.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(Connection::new(stream, &this.open)))),
+                Ok((stream, _)) => return Poll::Ready(Some(Ok(Connection::new(stream, &this.count)))),
                 // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
                 Err(err) => {
                     tracing::warn!(%err, "a connection could not be taken");
@@ -262,19 +316,19 @@ impl Stream for Incoming {
 /// A connection that counts while it is open.
 struct Connection {
     stream: UnixStream,
-    open: Arc<AtomicUsize>,
+    count: Arc<Connections>,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, open: &Arc<AtomicUsize>) -> Connection {
-        open.fetch_add(1, Ordering::Relaxed);
-        Connection { stream, open: open.clone() }
+    fn new(stream: UnixStream, count: &Arc<Connections>) -> Connection {
+        count.taken.fetch_add(1, Ordering::Relaxed);
+        Connection { stream, count: count.clone() }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.count.closed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -369,15 +423,15 @@ mod tests {
     fn open_connections_are_counted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let open = Arc::new(AtomicUsize::new(0));
+        let count = Arc::new(Connections::default());
         block_on(async {
             let listener = UnixListener::bind(&path).unwrap();
-            let mut incoming = Incoming { listener, open: open.clone(), pause: None };
+            let mut incoming = Incoming { listener, count: count.clone(), pause: None };
             let _client = UnixStream::connect(&path).await.unwrap();
             let taken = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
-            assert_eq!(open.load(Ordering::Relaxed), 1);
+            assert_eq!((count.taken(), count.open()), (1, 1));
             drop(taken);
-            assert_eq!(open.load(Ordering::Relaxed), 0);
+            assert_eq!((count.taken(), count.open()), (1, 0));
         });
     }
 }

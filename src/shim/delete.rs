@@ -50,8 +50,13 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
     let ended = record::read_exit(bundle);
     let pid = record::read_pid(&bundle.join(PID_FILE)).ok().or(ended.as_ref().map(|ended| ended.pid));
     let saved = Saved::load(bundle, namespace);
-    end_creation(Path::new("/proc"), &saved, id, CREATION);
-    let deleted = force_delete(&saved, id, RUNTIME);
+    // Most shims end after their last container: then a whole process is saved.
+    let deleted = if record::was_deleted(bundle) {
+        Ok(())
+    } else {
+        end_creation(Path::new("/proc"), &saved, id, CREATION);
+        force_delete(&saved, id, RUNTIME)
+    };
     let hangs = matches!(deleted, Err(ShimError::State(_)));
     keep(deleted);
     keep(mounts::unmount_all(&bundle.join("rootfs")));
@@ -222,6 +227,21 @@ mod tests {
         assert_eq!((response.pid, response.exit_status, response.exited_at.seconds), (77, 3, 1_700_000_000));
         let called = std::fs::read_to_string(lab.path("called")).unwrap();
         assert_eq!(called, "--root /r/ns --systemd-cgroup delete --force c1\n");
+    }
+
+    #[test]
+    fn what_the_shim_has_deleted_is_not_deleted_again() {
+        let lab = Lab::new("echo \"$@\" >called");
+        let exit = super::super::reaper::Exit { code: 3, at: SystemTime::UNIX_EPOCH };
+        record::write_exit(lab.0.path(), 77, exit).unwrap();
+        record::write_deleted(lab.0.path()).unwrap();
+        let (response, failed) = lab.delete();
+        assert!(failed.is_empty() && !lab.path("called").exists(), "{failed:?}");
+        assert_eq!((response.pid, response.exit_status), (77, 3));
+        record::forget_deleted(lab.0.path()).unwrap();
+        record::forget_deleted(lab.0.path()).unwrap();
+        lab.delete();
+        assert!(lab.path("called").exists());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::api::ForwardRequest;
-use containerd_shim_protos::protobuf::MessageFull;
+use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::shim::event::Envelope;
@@ -63,16 +63,16 @@ impl Events {
     }
 
     /// Adds one of containerd's own events.
-    pub fn add<M: MessageFull>(&self, topic: &'static str, event: &M) {
+    pub fn add<M: Message>(&self, topic: &'static str, event: &M) {
         match event.write_to_bytes() {
-            Ok(value) => self.add_any(topic, M::descriptor().full_name(), value),
+            Ok(value) => self.add_any(topic, &full_name::<M>(), value),
             Err(err) => tracing::error!(topic, %err, "an event could not be encoded"),
         }
     }
 
     /// Adds one that a container can bring about as often as it likes; where the same one waits already, that one is enough.
     /// So no container fills the queue while containerd is away, and costs others their ends.
-    pub fn add_unless_waiting<M: MessageFull>(&self, topic: &'static str, event: &M) {
+    pub fn add_unless_waiting<M: Message>(&self, topic: &'static str, event: &M) {
         let Ok(value) = event.write_to_bytes() else { return self.add(topic, event) };
         let waits =
             self.0.lock().events.iter().any(|envelope| envelope.topic == topic && envelope.event.value == value);
@@ -114,6 +114,12 @@ impl Events {
         };
         timeout(limit, emptied).await.is_ok()
     }
+}
+
+/// The full name of one of containerd's events. Not from its descriptor: the library would build those of all events, a
+/// third of a megabyte that stays.
+fn full_name<M: Message>() -> String {
+    format!("containerd.events.{}", M::NAME)
 }
 
 impl Shared {
@@ -196,8 +202,26 @@ async fn connect(path: &std::path::Path) -> ttrpc::Result<ttrpc::r#async::Client
 
 #[cfg(test)]
 mod tests {
+    use containerd_shim_protos::events::task as event;
+    use containerd_shim_protos::protobuf::MessageFull;
+
     use super::*;
-    use containerd_shim_protos::events::task::TaskOOM;
+
+    #[test]
+    fn names_of_events_are_those_of_their_descriptors() {
+        fn check<M: MessageFull>() {
+            assert_eq!(full_name::<M>(), M::descriptor().full_name());
+        }
+        check::<event::TaskCreate>();
+        check::<event::TaskStart>();
+        check::<event::TaskDelete>();
+        check::<event::TaskExit>();
+        check::<event::TaskOOM>();
+        check::<event::TaskExecAdded>();
+        check::<event::TaskExecStarted>();
+        check::<event::TaskPaused>();
+        check::<event::TaskResumed>();
+    }
 
     /// A container whose processes are killed for want of memory again and again, while containerd was away, pushed the
     /// ends of others out of the queue.
@@ -206,7 +230,7 @@ mod tests {
         let shared =
             Shared { queue: Mutex::default(), added: Notify::new(), sent: Notify::new(), namespace: "n".into() };
         let events = Events(Arc::new(shared));
-        let oom = |id: &str| TaskOOM { container_id: id.into(), ..TaskOOM::default() };
+        let oom = |id: &str| event::TaskOOM { container_id: id.into(), ..event::TaskOOM::default() };
         for _ in 0..3 {
             events.add_unless_waiting("/tasks/oom", &oom("a"));
             events.add_unless_waiting("/tasks/oom", &oom("b"));

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::ShimError;
 use super::cgroup::CgroupPaths;
 use crate::sys::cgroup::Files;
-use crate::sys::wake::wakes;
+use crate::sys::watch::watch_for;
 
 /// Kills that come faster are told as one.
 const APART: Duration = Duration::from_millis(100);
@@ -115,7 +115,7 @@ impl Watch {
 
 impl V1 {
     fn new(dir: &Path) -> Result<V1, ShimError> {
-        let own = wakes(eventfd_of(dir)?, Interest::READABLE).map_err(|err| gone_or(dir)(err.into()))?;
+        let own = watch_for(eventfd_of(dir)?, Interest::READABLE).map_err(|err| gone_or(dir)(err.into()))?;
         // Without it a neighbour's kill may be told as the container's.
         let above = dir.parent().and_then(|above| eventfd_of(above).ok());
         let counted = HashMap::new();
@@ -252,7 +252,7 @@ impl V2 {
         let path = dir.join("memory.events");
         let events = File::open(&path).map_err(gone_or(&path))?.into();
         // Not by inotify, of which a user has 128 instances by default, as many as there may be containers.
-        let events = wakes(events, Interest::PRIORITY).map_err(|err| gone_or(&path)(err.into()))?;
+        let events = watch_for(events, Interest::PRIORITY).map_err(|err| gone_or(&path)(err.into()))?;
         let mut watch = V2 { dir: dir.to_owned(), events, kills: 0 };
         watch.look();
         Ok(watch)

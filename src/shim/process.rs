@@ -133,7 +133,12 @@ impl Process {
 
     /// Its end is known: to be called once, when everything that has to come before is done.
     pub fn ended(&self, exit: Exit) {
-        self.lock().phase = Phase::Stopped;
+        let mut inner = self.lock();
+        inner.phase = Phase::Stopped;
+        if let Some(streams) = &inner.streams {
+            streams.over();
+        }
+        drop(inner);
         self.end.send_replace(Some(exit));
     }
 

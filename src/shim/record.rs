@@ -17,6 +17,8 @@ const CONFIG_MAX: u64 = 16 << 20;
 const EXEC_ID_MAX: usize = 200;
 /// The file with the exit code.
 const EXIT_FILE: &str = "exit.json";
+/// The file that says that the runtime knows the container no more.
+const DELETED_FILE: &str = "deleted";
 
 /// The parts of `config.json` that the shim looks at.
 #[derive(Debug, Default, Deserialize)]
@@ -120,6 +122,23 @@ pub fn write_exit(bundle: &Path, pid: u32, exit: Exit) -> io::Result<()> {
 pub fn read_exit(bundle: &Path) -> Option<Ended> {
     let text = std::fs::read(bundle.join(EXIT_FILE)).ok()?;
     serde_json::from_slice(&text).ok()
+}
+
+/// Records that the runtime has deleted the container, so that `delete`, which containerd calls after every shim's end, has
+/// no need to ask it again.
+pub fn write_deleted(bundle: &Path) -> io::Result<()> {
+    durable::replace_unsynced(&bundle.join(DELETED_FILE), b"", 0o600)
+}
+
+/// Takes that back: a container is about to be made of the bundle.
+pub fn forget_deleted(bundle: &Path) -> Result<(), ShimError> {
+    let path = bundle.join(DELETED_FILE);
+    durable::remove_file(&path).map_err(ShimError::io("unlink", path))
+}
+
+/// Whether it was recorded.
+pub fn was_deleted(bundle: &Path) -> bool {
+    bundle.join(DELETED_FILE).is_file()
 }
 
 #[cfg(test)]

@@ -148,7 +148,7 @@ impl Place {
 }
 
 /// The file of a socket that this process serves.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Served {
     path: PathBuf,
     file: FileId,
@@ -163,14 +163,22 @@ impl Served {
         Ok(Served { path: path.to_owned(), file: file_of(path).map_err(ShimError::io("lstat", path))? })
     }
 
-    /// Removes the file, unless another server has put its own there, so that who looks now starts a new server. If the
-    /// lock is held for longer than `patience` it is done without.
-    pub fn remove(self, patience: Duration) -> Result<(), ShimError> {
-        let lock = lock(&self.path, patience)?;
+    /// Keeps others from looking. `None` where the lock is held for longer than `patience`: it is done without then.
+    pub fn lock(&self, patience: Duration) -> Result<Option<LockFile>, ShimError> {
+        lock(&self.path, patience)
+    }
+
+    /// Removes the file, unless another server has put its own there, so that who looks now starts a new server.
+    pub fn remove(&self, lock: Option<LockFile>) -> Result<(), ShimError> {
         if file_of(&self.path).is_ok_and(|file| file == self.file) {
             durable::remove_file(&self.path).map_err(ShimError::io("unlink", &self.path))?;
         }
-        lock.map_or(Ok(()), |lock| Place { path: self.path, lock }.release())
+        self.leave(lock)
+    }
+
+    /// Lets others look again.
+    pub fn leave(&self, lock: Option<LockFile>) -> Result<(), ShimError> {
+        lock.map_or(Ok(()), |lock| Place { path: self.path.clone(), lock }.release())
     }
 }
 
@@ -237,10 +245,10 @@ mod tests {
         let second = place();
         let _listener = second.listen().unwrap();
         let again = Served::of(&path).unwrap();
-        served.remove(Duration::from_millis(10)).unwrap();
+        served.remove(served.lock(Duration::from_millis(10)).unwrap()).unwrap();
         assert!(path.exists());
         second.release().unwrap();
-        again.remove(Duration::from_millis(10)).unwrap();
+        again.remove(again.lock(Duration::from_millis(10)).unwrap()).unwrap();
         assert_eq!(names(dir.path()), 0);
     }
 }

@@ -25,7 +25,6 @@ pub mod socket;
 pub mod spawn;
 mod start;
 pub mod tty;
-pub mod wake;
 pub mod watch;
 
 use crate::error::{Classify, Kind};

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::{Call, SysError};
@@ -18,9 +19,18 @@ pub fn watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, SysError> {
     if !flags.contains(OFlags::NONBLOCK) {
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).call("fcntl", || "F_SETFL".into())?;
     }
+    watch_for(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
+/// Has the running tokio runtime watch `fd`, which is left as it is, for `interest` alone: an eventfd, a file that tells by
+/// poll(2) that it has changed.
+///
+/// # Errors
+/// As [`watch`].
+pub fn watch_for(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>, SysError> {
     // SAFETY: the descriptor is owned, so it is open and keeps its number and its file until the value that owns it is
     // dropped, which is with the AsyncFd; nothing in the crate replaces it through `AsyncFd::get_mut`.
-    let watched = unsafe { AsyncFd::register(fd) };
+    let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
     watched.map_err(std::io::Error::from).call("epoll_ctl", || "a descriptor".into())
 }
 

@@ -7,6 +7,7 @@ mod life;
 mod memory;
 mod parallel;
 mod rollback;
+mod shim;
 mod strict;
 
 use super::Args;
@@ -58,6 +59,10 @@ pub fn all(args: &Args) -> Vec<Bench> {
     all.push(memory::supervisor());
     let (calls, tree, processes) = if args.quick { (1_000, 10, 10) } else { (500_000, 3_000, 300) };
     all.extend([strict::exec(), strict::run(), strict::calls(calls), strict::tree(tree), strict::processes(processes)]);
+    let some = if args.quick { 2 } else { 20 };
+    let at_once = if args.quick { 2 } else { 10 };
+    all.extend([shim::run(), shim::execs(1), shim::execs(at_once)]);
+    all.extend([shim::memory(1), shim::memory(some), shim::pod(some), shim::busy(at_once)]);
     all
 }
 

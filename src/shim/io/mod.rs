@@ -86,6 +86,8 @@ pub struct ChildStdio {
 pub struct Streams {
     state: Mutex<State>,
     draining: flag::Sender<bool>,
+    /// The process has ended: nobody opens its terminal again.
+    over: flag::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +139,8 @@ impl Streams {
         identity: Identity<'_>,
         reaper: &Reaper,
     ) -> Result<Streams, ShimError> {
-        let streams = Streams { state: Mutex::default(), draining: flag::channel(false).0 };
+        let streams =
+            Streams { state: Mutex::default(), draining: flag::channel(false).0, over: flag::channel(false).0 };
         let (stdout, stderr) = (Target::parse(&stdio.stdout)?, Target::parse(&stdio.stderr)?);
         let mut state = State::default();
         let input = match Target::parse(&stdio.stdin)? {
@@ -220,8 +223,8 @@ impl Streams {
         let Some(Waiting { console, sink, input }) = waiting else { return Ok(()) };
         let master = console.receive().await?;
         let master = Arc::new(master);
-        let reader =
-            terminal::Reader::new(master.clone()).map_err(ShimError::io("epoll_ctl", "the terminal's master"))?;
+        let reader = terminal::Reader::new(master.clone(), self.over.subscribe())
+            .map_err(ShimError::io("epoll_ctl", "the terminal's master"))?;
         let draining = self.draining.subscribe();
         let mut state = self.lock();
         let size = state.terminal.as_ref().and_then(|terminal| terminal.size);
@@ -259,11 +262,18 @@ impl Streams {
         self.lock().hold = None;
     }
 
+    /// To be called when the process has ended. The client sees the end of the output when nobody else has it open, and does
+    /// not have to delete the process for that: Docker waits two seconds for it before it does.
+    pub fn over(&self) {
+        self.over.send_replace(true);
+    }
+
     /// To be called when the process has ended: waits until everything that it has written is delivered, at most `limit`;
     /// then ends what is left, and everything is closed. Whether all was delivered.
     ///
     /// What a process left in the background holds is what is waited for. A client that is away is not.
     pub async fn drain(&self, limit: Duration) -> bool {
+        self.over();
         self.draining.send_replace(true);
         let (outputs, logger) = {
             let mut state = self.lock();

@@ -35,7 +35,7 @@ pub(super) enum Sink {
 
 /// Copies until the process has ended its output, then gives the sink its end. Whether all was delivered.
 ///
-/// When `draining` begins nobody is waited for who may never come: a client that is away, a terminal's next user.
+/// When `draining` begins a client that is away is not waited for any more: it may never come.
 pub(super) async fn run(mut source: Source, mut sink: Sink, mut draining: watch::Receiver<bool>) -> bool {
     let copied = match (&mut source, &mut sink) {
         (Source::Pipe(pipe), Sink::Fifo(fifo)) => fifo.copy_from(pipe, &mut draining).await.map(|()| true),
@@ -62,7 +62,7 @@ async fn relay(source: &mut Source, sink: &mut Sink, draining: &mut watch::Recei
     loop {
         let bytes = match source {
             Source::Pipe(pipe) => copy::read(pipe, FILE_BUFFER).await?,
-            Source::Terminal(reader) => reader.read(draining).await?,
+            Source::Terminal(reader) => reader.read().await?,
         };
         if bytes.is_empty() {
             return Ok(whole);

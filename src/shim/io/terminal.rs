@@ -134,17 +134,19 @@ pub(super) struct Reader {
     master: Arc<OwnedFd>,
     /// `None` while no process has the terminal open.
     watched: Option<AsyncFd<OwnedFd>>,
+    /// Whether the process has ended whose terminal it is.
+    over: Receiver<bool>,
 }
 
 impl Reader {
-    /// Makes the master non-blocking, for all who have it.
-    pub fn new(master: Arc<OwnedFd>) -> io::Result<Reader> {
-        Ok(Reader { watched: Some(watched(&master)?), master })
+    /// Makes the master non-blocking, for all who have it. `over` tells when its process has ended.
+    pub fn new(master: Arc<OwnedFd>, over: Receiver<bool>) -> io::Result<Reader> {
+        Ok(Reader { watched: Some(watched(&master)?), master, over })
     }
 
-    /// The next bytes; none when no process has the terminal open and `draining` has begun. Before that, one may open it
-    /// again: an init does that with its console.
-    pub async fn read(&mut self, draining: &mut Receiver<bool>) -> io::Result<Vec<u8>> {
+    /// The next bytes; none when no process has the terminal open and its own has ended. Before that, one may open it again:
+    /// an init does that with its console.
+    pub async fn read(&mut self) -> io::Result<Vec<u8>> {
         let mut pause = PAUSE.0;
         loop {
             if let Some(watched) = &self.watched {
@@ -164,12 +166,12 @@ impl Reader {
                     return Ok(buffer);
                 }
                 Err(Errno::AGAIN) => self.watched = Some(watched(&self.master)?),
-                Ok(0) | Err(Errno::IO) if *draining.borrow() => return Ok(Vec::new()),
+                Ok(0) | Err(Errno::IO) if *self.over.borrow() => return Ok(Vec::new()),
                 Ok(0) | Err(Errno::IO | Errno::INTR) => {
                     drop(buffer);
                     tokio::select! {
                         () = sleep(pause) => pause = (pause * 2).min(PAUSE.1),
-                        () = fifo::begun(draining) => {}
+                        () = fifo::begun(&mut self.over) => {}
                     }
                 }
                 Err(errno) => return Err(errno.into()),

@@ -103,6 +103,20 @@ fn a_terminal_that_nobody_has_open_for_a_while_goes_on() {
     });
 }
 
+/// Docker deletes an exec only when its output has ended, or two seconds later.
+#[test]
+fn the_output_of_a_terminal_ends_with_its_process() {
+    run(async {
+        let client = Client::new();
+        let out = client.read("out");
+        let (streams, process) = start_terminal(&with_terminal(&client), "echo x").await;
+        assert_eq!(wait(process).await, Some(0));
+        streams.over();
+        assert_eq!(text(&timeout(LONG, out).await.expect("an end before it is drained").unwrap()), "x\n");
+        assert!(streams.drain(LONG).await);
+    });
+}
+
 #[test]
 fn much_goes_through_a_terminal() {
     run(async {
