@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use agentsbx::durable::LockFile;
 use containerd_shim_protos::api::{
-    CreateTaskRequest, DeleteRequest, ExecProcessRequest, KillRequest, StartRequest, StateRequest, StateResponse,
-    WaitRequest,
+    CreateTaskRequest, DeleteRequest, ExecProcessRequest, KillRequest, ShutdownRequest, StartRequest, StateRequest,
+    StateResponse, WaitRequest,
 };
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
@@ -46,7 +47,7 @@ case $verb in
 const USUAL: &str = r#"
 create) orphan sleep 60 </dev/null >/dev/null 2>&1; cp "$pid_file" first ;;
 exec) orphan sleep 60 </dev/null >/dev/null 2>&1 ;;
-delete) kill -9 "$(cat first)" ;;
+delete) kill -9 "$(cat first)" 2>/dev/null ;;
 esac
 exit 0
 "#;
@@ -114,6 +115,24 @@ impl Scene {
         let request = StateRequest { id: ID.into(), exec_id: exec.into(), ..StateRequest::default() };
         let answer = self.ask("State", &request)?;
         Ok(StateResponse::parse_from_bytes(&answer).expect("decode").status.enum_value_or_default())
+    }
+
+    fn shutdown(&self) {
+        self.ask("Shutdown", &ShutdownRequest { id: ID.into(), ..ShutdownRequest::default() }).expect("shutdown");
+    }
+
+    /// Ends the first process, from outside.
+    fn end(&self) {
+        let pid = fs::read_to_string(self.file("first")).expect("read").trim().parse().expect("a pid");
+        let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+        let wait = WaitRequest { id: ID.into(), ..WaitRequest::default() };
+        self.ask("Wait", &wait).expect("wait");
+    }
+
+    fn socket(&self) -> PathBuf {
+        let address = fs::read_to_string(self.file("address")).expect("read the address");
+        address.trim_start_matches("unix://").into()
     }
 
     /// How the runtime was called, each line with the verb first.
@@ -227,4 +246,45 @@ fn an_exec_whose_starter_dies_is_ended() {
     assert_eq!(kills, 2, "{}", scene.calls());
     scene.delete("e").expect("delete");
     assert_eq!(scene.state("").expect("it runs"), Status::RUNNING);
+}
+
+/// Between the end of the last container and the removal of the socket another one is made; it was refused, though `start`
+/// had told containerd that this shim serves it.
+#[test]
+fn a_container_that_comes_at_the_last_moment_is_made() {
+    let scene = Scene::new("");
+    let socket = scene.socket();
+    // As somebody who looks whether it is served.
+    let lock = LockFile::lock_for(&socket.with_extension("lock"), Duration::from_secs(5)).expect("lock").expect("free");
+    scene.shutdown();
+    let newcomer = Client::connect(&format!("unix://{}", socket.display())).expect("connect");
+    let scene = Scene { client: newcomer, ..scene };
+    scene.create().expect("create");
+    lock.unlink().expect("unlock");
+    scene.start("").expect("start");
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(scene.state("").expect("it is served"), Status::RUNNING);
+    assert!(socket.exists());
+    scene.end();
+    scene.delete("").expect("delete");
+    within(Duration::from_secs(10), "the shim ends", || scene.lab.servers().is_empty());
+    assert!(!socket.exists());
+}
+
+/// A shim that ends since nothing runs made what was asked for in its last seconds, and left it behind.
+#[test]
+fn nothing_is_made_when_the_end_has_begun() {
+    let scene = Scene::new("");
+    let socket = scene.socket();
+    scene.create().expect("create");
+    scene.start("").expect("start");
+    scene.end();
+    scene.delete("").expect("delete");
+    // Its events wait for a containerd that is not there: that takes five seconds.
+    let server = rustix::process::Pid::from_raw(scene.lab.servers()[0]).expect("a pid");
+    rustix::process::kill_process(server, rustix::process::Signal::TERM).expect("kill");
+    within(Duration::from_secs(4), "the socket goes", || !socket.exists());
+    let (code, text) = scene.create().expect_err("it ends");
+    assert!(code == Code::FAILED_PRECONDITION && text.contains("the shim is ending"), "{text}");
+    within(Duration::from_secs(10), "the shim ends", || scene.lab.servers().is_empty());
 }

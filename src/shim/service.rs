@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -33,6 +34,8 @@ struct Inner {
     shared: Shared,
     containers: Mutex<HashMap<String, Entry>>,
     ended: watch::Sender<bool>,
+    /// No container is made any more.
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -48,7 +51,12 @@ enum Entry {
 impl Service {
     /// A service without containers.
     pub fn new(shared: Shared) -> Service {
-        Service(Arc::new(Inner { shared, containers: Mutex::default(), ended: watch::Sender::new(false) }))
+        Service(Arc::new(Inner {
+            shared,
+            containers: Mutex::default(),
+            ended: watch::Sender::new(false),
+            closed: AtomicBool::new(false),
+        }))
     }
 
     async fn asked_to_end(&self) {
@@ -70,7 +78,7 @@ impl Service {
 
     fn reserve(&self, id: &str) -> Result<Reserved, ShimError> {
         let mut containers = self.lock();
-        if *self.0.ended.borrow() {
+        if self.0.closed.load(Ordering::Relaxed) {
             return Err(ShimError::State("the shim is ending".into()));
         }
         if containers.contains_key(id) {
@@ -114,6 +122,15 @@ impl Service {
             *unwanted = true;
         }
     }
+}
+
+/// How many processes of these containers have not ended.
+fn running(containers: &HashMap<String, Entry>) -> usize {
+    let running = |entry: &Entry| match entry {
+        Entry::BeingMade { .. } => 1,
+        Entry::There(container) => container.running(),
+    };
+    containers.values().map(running).sum()
 }
 
 /// An id that is taken by [`Entry::BeingMade`].
@@ -305,10 +322,16 @@ impl Host for Service {
     }
 
     fn running(&self) -> usize {
-        let running = |entry: &Entry| match entry {
-            Entry::BeingMade { .. } => 1,
-            Entry::There(container) => container.running(),
-        };
-        self.lock().values().map(running).sum()
+        running(&self.lock())
+    }
+
+    fn close(&self) -> bool {
+        // While it is locked nothing begins to be made.
+        let containers = self.lock();
+        let idle = running(&containers) == 0;
+        if idle {
+            self.0.closed.store(true, Ordering::Relaxed);
+        }
+        idle
     }
 }
