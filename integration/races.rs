@@ -288,3 +288,21 @@ fn nothing_is_made_when_the_end_has_begun() {
     assert!(code == Code::FAILED_PRECONDITION && text.contains("the shim is ending"), "{text}");
     within(Duration::from_secs(10), "the shim ends", || scene.lab.servers().is_empty());
 }
+
+/// A supervisor that hangs kept its container from ending: the kernel ends no first process before every command in its pid
+/// namespace is reaped.
+#[test]
+#[ignore = "a minute"]
+fn a_supervisor_that_hangs_is_ended_with_its_container() {
+    // The first process ends when the supervisor has.
+    let cases = "create) orphan sh -c 'until [ -e pid ] && ! kill -0 $(cat pid) 2>/dev/null; do sleep 0.1; done' \\
+            >/dev/null 2>&1; cp \"$pid_file\" first ;;
+        exec) orphan sleep 600 >/dev/null 2>&1; cp \"$pid_file\" pid ;;";
+    let scene = Scene::new(cases);
+    scene.create().expect("create");
+    scene.start("").expect("start");
+    scene.exec("");
+    scene.start("e").expect("start");
+    scene.kill("").expect("kill");
+    within(Duration::from_secs(90), "the end", || scene.state("") == Ok(Status::STOPPED));
+}

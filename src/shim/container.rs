@@ -99,6 +99,8 @@ struct State {
     busy: usize,
     /// It has been told that the container is deleted.
     deleted: bool,
+    /// The first process was killed.
+    doomed: bool,
 }
 
 impl Container {
@@ -129,7 +131,7 @@ impl Container {
             owner: Owner { uid: options.io_uid, gid: options.io_gid },
             init: Process::new("", stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal)),
             execs: Mutex::default(),
-            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false }),
+            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false, doomed: false }),
             exec_ended: Notify::new(),
             starting: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
@@ -335,6 +337,13 @@ impl Container {
         if timeout(LAST_WORDS, &mut idle).await.is_ok() {
             return;
         }
+        self.kill_supervisors();
+        if timeout(DEATH, idle).await.is_err() {
+            tracing::error!(container = self.id, "an exec cannot be ended");
+        }
+    }
+
+    fn kill_supervisors(&self) {
         let execs: Vec<_> = self.execs().values().cloned().collect();
         for exec in execs {
             let now = exec.now();
@@ -345,8 +354,13 @@ impl Container {
                 let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
             }
         }
-        if timeout(DEATH, idle).await.is_err() {
-            tracing::error!(container = self.id, "an exec cannot be ended");
+    }
+
+    /// Sees to it that a first process that was killed ends. It can't before all in its pid namespace are reaped, and an
+    /// exec's command is reaped by its supervisor, which may hang.
+    async fn until_dead(self: Arc<Self>) {
+        if timeout(LAST_WORDS, self.init.wait()).await.is_err() {
+            self.kill_supervisors();
         }
     }
 
@@ -501,12 +515,16 @@ impl Container {
     }
 
     /// Sends a signal to the first process, to all, or to an exec.
-    pub async fn kill(&self, exec: &str, signal: u32, all: bool) -> Result<(), ShimError> {
+    pub async fn kill(self: &Arc<Self>, exec: &str, signal: u32, all: bool) -> Result<(), ShimError> {
         if exec.is_empty() {
-            return match self.init.now().phase {
-                Phase::Stopped => Err(ShimError::Finished),
-                _ => self.runtime.kill(signal, all).await,
-            };
+            if self.init.now().phase == Phase::Stopped {
+                return Err(ShimError::Finished);
+            }
+            self.runtime.kill(signal, all).await?;
+            if signal == KILL && !std::mem::replace(&mut self.lock().doomed, true) {
+                tokio::spawn(self.clone().until_dead());
+            }
+            return Ok(());
         }
         let process = self.exec(exec)?;
         match process.now().phase {
