@@ -15,20 +15,20 @@ use containerd_shim_protos::ttrpc::{self, Client, Request};
 use containerd_shim_protos::types::introspection::RuntimeInfo;
 
 /// A bundle whose socket is in a directory of its own.
-struct Lab {
+pub struct Lab {
     dir: tempfile::TempDir,
     namespace: String,
 }
 
 impl Lab {
-    fn new(config: &str) -> Lab {
+    pub fn new(config: &str) -> Lab {
         let dir = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(dir.path().join("bundle/rootfs")).expect("mkdir");
         fs::write(dir.path().join("bundle/config.json"), config).expect("write");
         Lab { dir, namespace: crate::support::env::unique("boot") }
     }
 
-    fn bundle(&self) -> PathBuf {
+    pub fn bundle(&self) -> PathBuf {
         self.dir.path().join("bundle")
     }
 
@@ -44,7 +44,7 @@ impl Lab {
     }
 
     /// `start` as containerd 2.3 calls it; the address.
-    fn start(&self, id: &str) -> String {
+    pub fn start(&self, id: &str) -> String {
         let params = BootstrapParams {
             instance_id: id.into(),
             namespace: self.namespace.clone(),
@@ -66,7 +66,7 @@ impl Lab {
     }
 
     /// The processes that serve.
-    fn servers(&self) -> Vec<i32> {
+    pub fn servers(&self) -> Vec<i32> {
         let serves = |pid: &i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = line.split(|b| *b == 0).collect();
@@ -101,7 +101,7 @@ fn signal(pid: i32, signal: rustix::process::Signal) {
 }
 
 #[track_caller]
-fn within(limit: Duration, what: &str, done: impl Fn() -> bool) {
+pub fn within(limit: Duration, what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < limit, "not within {limit:?}: {what}");
@@ -110,11 +110,11 @@ fn within(limit: Duration, what: &str, done: impl Fn() -> bool) {
 }
 
 /// A request, by the name of the service.
-fn ask(client: &Client, service: &str, method: &str, payload: Vec<u8>) -> ttrpc::Result<Vec<u8>> {
+pub fn ask(client: &Client, service: &str, method: &str, payload: Vec<u8>) -> ttrpc::Result<Vec<u8>> {
     let request = Request {
         service: service.into(),
         method: method.into(),
-        timeout_nano: 5_000_000_000,
+        timeout_nano: 20_000_000_000,
         payload,
         ..Request::default()
     };

@@ -20,6 +20,7 @@ mod lifecycle;
 mod limits;
 mod podman;
 mod policy;
+mod races;
 mod schema;
 mod security;
 mod shim;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest, Mount};
 use containerd_shim_protos::events::task as event;
@@ -17,7 +17,7 @@ use containerd_shim_protos::topics;
 use containerd_shim_protos::types::task::Status;
 use rustix::process::{Pid, Signal};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::ShimError;
 use super::cgroup::CgroupPaths;
@@ -40,6 +40,13 @@ const LAST_WORDS: Duration = Duration::from_secs(60);
 const DRAIN: Duration = Duration::from_secs(10);
 /// How long a first process that was killed may take to be reaped.
 const DEATH: Duration = Duration::from_secs(10);
+/// How long is looked for the supervisor of an exec whose starter was killed.
+const LOST: Duration = Duration::from_secs(2);
+/// How often is looked for an exec that is being started, at first and at last.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOK_LAST: Duration = Duration::from_millis(500);
+/// SIGKILL.
+const KILL: u32 = Signal::KILL.as_raw().unsigned_abs();
 /// Where a container's files of the shim are, below its bundle.
 const DIR: &str = "shim";
 
@@ -97,6 +104,8 @@ struct State {
     busy: usize,
     /// It has been told that the container is deleted.
     deleted: bool,
+    /// The first process was killed.
+    doomed: bool,
 }
 
 impl Container {
@@ -127,7 +136,7 @@ impl Container {
             owner: Owner { uid: options.io_uid, gid: options.io_gid },
             init: Process::new("", stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal)),
             execs: Mutex::default(),
-            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false }),
+            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false, doomed: false }),
             exec_ended: Notify::new(),
             starting: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
@@ -162,8 +171,8 @@ impl Container {
                 Ok(container)
             }
             Err(err) => {
-                if mounted {
-                    unmount(rootfs).await?;
+                if mounted && let Err(left) = unmount(rootfs).await {
+                    tracing::error!(container = request.id, err = %left, "a root file system stays mounted");
                 }
                 Err(err)
             }
@@ -177,7 +186,14 @@ impl Container {
         let mut streams = self.open(&self.init).await?;
         let nursery = self.shared.reaper.nursery();
         let pid_file = self.bundle.join("init.pid");
-        self.runtime.create(&self.bundle, &pid_file, options, child(&mut streams)?).await?;
+        let created = self.runtime.create(&self.bundle, &pid_file, options, child(&mut streams)?).await;
+        if let Err(err) = created {
+            if matches!(err, ShimError::Silent { .. }) {
+                // Killed half-way: what it has made is nobody's. The first error is the one to tell.
+                let _ = self.runtime.delete(true).await;
+            }
+            return Err(err);
+        }
         let born = async {
             let pid = record::read_pid(&pid_file)?;
             streams.started().await?;
@@ -189,7 +205,10 @@ impl Container {
                 Ok((pid, nursery.adopt(pid)))
             }
             Err(err) => {
-                self.runtime.delete(true).await?;
+                // The first error is the one to tell.
+                if let Err(left) = self.runtime.delete(true).await {
+                    tracing::error!(container = self.id, err = %left, "a container that was given up could not be deleted");
+                }
                 Err(err)
             }
         }
@@ -214,25 +233,33 @@ impl Container {
             self.init.advance(Phase::Starting, Phase::Created);
             return Err(err);
         }
-        self.init.advance(Phase::Starting, Phase::Running);
-        let (container_id, pid) = (self.id.clone(), now.pid);
-        self.tell(topics::TASK_START_EVENT_TOPIC, &event::TaskStart { container_id, pid, ..Default::default() });
-        Ok(pid)
+        // Where it has ended, and this took too long to be waited for, its end has been told.
+        if self.init.advance(Phase::Starting, Phase::Running) {
+            let (container_id, pid) = (self.id.clone(), now.pid);
+            self.tell(topics::TASK_START_EVENT_TOPIC, &event::TaskStart { container_id, pid, ..Default::default() });
+        }
+        Ok(now.pid)
     }
 
     /// Waits for the first process's end, then for all else that has to be told before.
     async fn until_end(self: Arc<Self>, end: ExitReceiver) {
         let Ok(exit) = end.await else { return };
-        // Its start is told first.
-        drop(self.starting.lock().await);
+        // Its start is told first, if that comes at all: a runtime that hangs must not keep the end from being told.
+        if timeout(LAST_WORDS, self.starting.lock()).await.is_err() {
+            tracing::error!(container = self.id, "the runtime does not come back from its start");
+        }
         {
             let mut state = self.lock();
             state.closed = true;
             state.paused = Status::RUNNING;
         }
         if !self.own_pid_namespace {
-            // Nothing to kill is no failure.
-            let _ = self.runtime.kill(Signal::KILL.as_raw().unsigned_abs(), true).await;
+            let runtime = self.runtime.clone();
+            // Nothing to kill is no failure. In a task of its own: it is done as a whole, however long it takes.
+            let kill = async move { drop(runtime.kill(KILL, true).await) };
+            if timeout(LAST_WORDS, tokio::spawn(kill)).await.is_err() {
+                tracing::error!(container = self.id, "the runtime does not come back from killing what is left");
+            }
         }
         self.until_idle().await;
         self.look_at_memory(None).await;
@@ -291,6 +318,13 @@ impl Container {
         if timeout(LAST_WORDS, &mut idle).await.is_ok() {
             return;
         }
+        self.kill_supervisors();
+        if timeout(DEATH, idle).await.is_err() {
+            tracing::error!(container = self.id, "an exec cannot be ended");
+        }
+    }
+
+    fn kill_supervisors(&self) {
         let execs: Vec<_> = self.execs().values().cloned().collect();
         for exec in execs {
             let now = exec.now();
@@ -301,8 +335,13 @@ impl Container {
                 let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
             }
         }
-        if timeout(DEATH, idle).await.is_err() {
-            tracing::error!(container = self.id, "an exec cannot be ended");
+    }
+
+    /// Sees to it that a first process that was killed ends. It can't before all in its pid namespace are reaped, and an
+    /// exec's command is reaped by its supervisor, which may hang.
+    async fn until_dead(self: Arc<Self>) {
+        if timeout(LAST_WORDS, self.init.wait()).await.is_err() {
+            self.kill_supervisors();
         }
     }
 
@@ -379,7 +418,13 @@ impl Container {
         let (pid_file, result) = self.exec_files(&exec.id);
         let spec = Memory::new(exec.spec())?;
         let mut streams = self.open(exec).await?;
-        self.runtime.exec(&spec, &pid_file, &result, child(&mut streams)?).await?;
+        let started = self.runtime.exec(&spec, &pid_file, &result, child(&mut streams)?).await;
+        if let Err(err) = started {
+            if matches!(err, ShimError::Silent { .. }) {
+                self.end_lost(&exec.id).await;
+            }
+            return Err(err);
+        }
         let born = async {
             let pid = record::read_pid(&pid_file)?;
             streams.started().await?;
@@ -392,10 +437,23 @@ impl Container {
             }
             Err(err) => {
                 // It runs, and nobody could talk to it.
-                let _ = self.runtime.kill_exec(&exec.id, Signal::KILL.as_raw().unsigned_abs()).await;
+                let _ = self.runtime.kill_exec(&exec.id, KILL).await;
                 Err(err)
             }
         }
+    }
+
+    /// Ends an exec whose starter was killed: its supervisor may be on its way, and would run a command that nobody knows
+    /// of.
+    async fn end_lost(&self, exec: &str) {
+        tracing::warn!(container = self.id, exec, "the runtime died while it started an exec");
+        let looking = async {
+            while !matches!(self.runtime.kill_exec(exec, KILL).await, Err(ShimError::Finished)) {
+                sleep(LOOK).await;
+            }
+        };
+        // Mostly there is none.
+        let _ = timeout(LOST, looking).await;
     }
 
     async fn until_exec_end(self: Arc<Self>, exec: Arc<Process>, end: ExitReceiver, begun: Instant) {
@@ -444,18 +502,41 @@ impl Container {
     }
 
     /// Sends a signal to the first process, to all, or to an exec.
-    pub async fn kill(&self, exec: &str, signal: u32, all: bool) -> Result<(), ShimError> {
+    pub async fn kill(self: &Arc<Self>, exec: &str, signal: u32, all: bool) -> Result<(), ShimError> {
         if exec.is_empty() {
-            return match self.init.now().phase {
-                Phase::Stopped => Err(ShimError::Finished),
-                _ => self.runtime.kill(signal, all).await,
-            };
+            if self.init.now().phase == Phase::Stopped {
+                return Err(ShimError::Finished);
+            }
+            self.runtime.kill(signal, all).await?;
+            if signal == KILL && !std::mem::replace(&mut self.lock().doomed, true) {
+                tokio::spawn(self.clone().until_dead());
+            }
+            return Ok(());
         }
-        let now = self.exec(exec)?.now();
-        match now.phase {
-            Phase::Created => Err(ShimError::State("process not created: failed precondition".into())),
+        let process = self.exec(exec)?;
+        match process.now().phase {
+            Phase::Created => Err(not_created()),
             Phase::Stopped => Err(ShimError::Finished),
-            Phase::Starting | Phase::Running => self.runtime.kill_exec(exec, signal).await,
+            Phase::Starting | Phase::Running => self.kill_exec(&process, signal).await,
+        }
+    }
+
+    /// An exec that is being started may not be known to the runtime yet: told that it is not there, containerd would take
+    /// it for ended, and it would run on.
+    async fn kill_exec(&self, exec: &Process, signal: u32) -> Result<(), ShimError> {
+        let (begun, mut pause) = (Instant::now(), LOOK);
+        loop {
+            // Before the runtime looks, so that a start that ends meanwhile is not missed.
+            let phase = exec.now().phase;
+            match (self.runtime.kill_exec(&exec.id, signal).await, phase) {
+                (Err(ShimError::NotFound(_)), Phase::Starting) if begun.elapsed() < LAST_WORDS => {
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LOOK_LAST);
+                }
+                (Err(ShimError::NotFound(_)), Phase::Starting) => return Err(not_created()),
+                (Err(ShimError::NotFound(_) | ShimError::Finished), Phase::Created) => return Err(not_created()),
+                (told, _) => return told,
+            }
         }
     }
 
@@ -518,6 +599,11 @@ impl Container {
     /// Deletes an exec that has ended, or was never started.
     pub async fn delete_exec(&self, id: &str) -> Result<(u32, Exit), ShimError> {
         let exec = self.exec(id)?;
+        // Who comes second finds none, or another of the same id, which is not its to delete.
+        let _deleting = exec.deleting.lock().await;
+        if !self.exec(id).is_ok_and(|there| Arc::ptr_eq(&there, &exec)) {
+            return Err(ShimError::NotFound(format!("process {id} does not exist")));
+        }
         let now = exec.now();
         let exit = match (now.phase, now.exit) {
             (Phase::Created, _) => never_ran(&exec),
@@ -631,7 +717,7 @@ async fn tell_kills(id: String, events: Events, mut watch: oom::Watch, mut asked
         if killed {
             told = Some(Instant::now());
             let oom = event::TaskOOM { container_id: id.clone(), ..Default::default() };
-            events.add(topics::TASK_OOM_EVENT_TOPIC, &oom);
+            events.add_unless_waiting(topics::TASK_OOM_EVENT_TOPIC, &oom);
         }
         // Who asked waits, or is gone.
         let _ = done.map(|done| done.send(()));
@@ -649,6 +735,10 @@ fn is_oom(result: &[u8]) -> bool {
         kind: String,
     }
     serde_json::from_slice::<Result>(result).is_ok_and(|result| result.end.kind == "oom")
+}
+
+fn not_created() -> ShimError {
+    ShimError::State("process not created: failed precondition".into())
 }
 
 /// Ends an exec that was added and not started: somebody may wait for it.

@@ -61,6 +61,8 @@ pub trait Host: Task + Send + Sync + 'static {
     fn containers(&self) -> usize;
     /// How many processes of containers have not ended.
     fn running(&self) -> usize;
+    /// Makes no container from now on, unless one is being made or runs; whether that is so.
+    fn close(&self) -> bool;
 }
 
 /// What the process is started with.
@@ -184,6 +186,10 @@ async fn run<H: Host>(
 
     // From here on whoever looks starts a server of its own.
     withdraw(served, &connections, &*host).await;
+    // Where the lock was not to be had it stays, and what came meanwhile is served to its end.
+    while !host.close() {
+        sleep(STOPPING).await;
+    }
     if !events.flush(FLUSH).await {
         tracing::error!("containerd was away: events are lost");
     }
@@ -214,7 +220,8 @@ async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
 }
 
 /// Removes the socket. Between the end and that, `start` may have found it served and told containerd so: then there is
-/// another container to be waited for, and another end.
+/// another container to be waited for, and another end. Once it is sure that there is none, none is made any more: it would
+/// be left behind.
 async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) {
     loop {
         let taken = connections.taken();
@@ -226,7 +233,7 @@ async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) 
         };
         // Nobody can look now. Who looked before is in the queue, if not taken already.
         sleep(QUEUE).await;
-        if connections.taken() == taken {
+        if connections.taken() == taken && host.close() {
             if let Err(err) = served.remove(lock) {
                 tracing::warn!(%err, "the socket stays");
             }

@@ -5,6 +5,7 @@
 //! keeps none of the others from being taken, and there is always an answer.
 
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,14 +13,17 @@ use std::time::{Duration, Instant, SystemTime};
 use containerd_shim_protos::api::DeleteResponse;
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
+use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::options::Saved;
-use super::{ShimError, bootstrap, mounts, record, socket};
+use super::{ShimError, bootstrap, io, mounts, record, socket};
 
 /// How long the runtime may take. It waits itself for supervisors that write their results.
 const RUNTIME: Duration = Duration::from_millis(2500);
 /// How long the runtime may take that was started again after its mounts were taken away.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How long a runtime that still makes the container may take to end when it is killed.
+const CREATION: Duration = Duration::from_millis(300);
 /// How long another process may hold the socket's lock.
 const LOCK: Duration = Duration::from_millis(300);
 /// The code of a process whose end nobody has seen: as if killed by SIGKILL, which the runtime has just done if need be.
@@ -47,7 +51,12 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
     let pid = record::read_pid(&bundle.join(PID_FILE)).ok().or(ended.as_ref().map(|ended| ended.pid));
     let saved = Saved::load(bundle, namespace);
     // Most shims end after their last container: then a whole process is saved.
-    let deleted = if record::was_deleted(bundle) { Ok(()) } else { force_delete(&saved, id, RUNTIME) };
+    let deleted = if record::was_deleted(bundle) {
+        Ok(())
+    } else {
+        end_creation(Path::new("/proc"), &saved, id, CREATION);
+        force_delete(&saved, id, RUNTIME)
+    };
     let hangs = matches!(deleted, Err(ShimError::State(_)));
     keep(deleted);
     keep(mounts::unmount_all(&bundle.join("rootfs")));
@@ -58,6 +67,7 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
     if let Some(path) = bootstrap::socket_of(bundle) {
         keep(remove_socket(&path));
     }
+    io::remove_lost_consoles();
     let exited_at = ended.as_ref().map_or_else(SystemTime::now, |ended| ended.exited_at.into());
     let response = DeleteResponse {
         pid: pid.unwrap_or_default(),
@@ -72,6 +82,43 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
 /// Removes the group's socket unless other containers of the group are served there.
 fn remove_socket(path: &Path) -> Result<(), ShimError> {
     if path.parent().is_some_and(Path::is_dir) { socket::remove_unserved(path, LOCK) } else { Ok(()) }
+}
+
+/// Kills the runtime if it still makes the container: whose shim is gone, and what it made after this would be nobody's.
+/// What it has made so far is deleted as any other.
+fn end_creation(proc: &Path, saved: &Saved, id: &str, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    loop {
+        let pids: Vec<i32> = std::fs::read_dir(proc)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid| creates(proc, *pid, saved, id))
+            .collect();
+        if pids.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        for pid in pids {
+            let Some(number) = Pid::from_raw(pid) else { continue };
+            let Ok(process) = rustix::process::pidfd_open(number, PidfdFlags::empty()) else { continue };
+            // Looked at again: the pid may have been another's when it was listed.
+            if creates(proc, pid, saved, id) {
+                // It has ended by itself, or ends now; the next round looks.
+                let _ = rustix::process::pidfd_send_signal(&process, Signal::KILL);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is the runtime that makes the container, or the container's first process before it has become
+/// another program. The runtime knows the container by its root directory and its id.
+fn creates(proc: &Path, pid: i32, saved: &Saved, id: &str) -> bool {
+    let line = std::fs::read(proc.join(pid.to_string()).join("cmdline")).unwrap_or_default();
+    let words: Vec<&[u8]> = line.strip_suffix(b"\0").unwrap_or(&line).split(|byte| *byte == 0).collect();
+    let root = saved.root.as_os_str().as_bytes();
+    let has_root = words.windows(2).any(|pair| pair[0] == b"--root" && pair[1] == root);
+    has_root && words.contains(&b"create".as_slice()) && words.last() == Some(&id.as_bytes())
 }
 
 /// Runs the runtime's `delete --force`. One that takes longer is left to itself: killed half-way it would leave more.
@@ -230,6 +277,31 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
         assert_eq!((response.exit_status, failed.len()), (137, 2));
         assert!(!socket.exists());
+    }
+
+    /// A shim was killed while its runtime made the container: `delete` found none, and then there was one, for ever.
+    #[test]
+    fn a_runtime_that_still_makes_the_container_is_ended_first() {
+        let lab = Lab::new("echo $1 $2 >>called");
+        let create = |root: &str, id: &str| {
+            // The script's first command line stays, as that of a shell that waits.
+            let script = "trap : USR1; while :; do sleep 0.1; done";
+            Command::new("/bin/sh").args(["-c", script, "--root", root, "create", id]).spawn().unwrap()
+        };
+        let mut all = [create("/r/ns", "c1"), create("/r/ns", "c2"), create("/r/other", "c1")];
+        // Until each has become a shell.
+        let read = |child: &Child| std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
+        while !all.iter().all(|child| read(child).starts_with(b"/bin/sh")) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(lab.delete().1.is_empty());
+        let ended: Vec<bool> = all.iter_mut().map(|child| child.try_wait().unwrap().is_some()).collect();
+        for child in &mut all {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(ended, [true, false, false]);
+        assert!(lab.path("called").exists());
     }
 
     #[test]

@@ -41,6 +41,14 @@ pub enum ShimError {
         /// The last error of its log, or what it wrote to stderr.
         message: String,
     },
+    /// The runtime ended without a word, as when it is killed: it may have left its work half done.
+    #[error("OCI runtime {doing} failed: it ended with {code} and said nothing")]
+    Silent {
+        /// The runtime's verb.
+        doing: &'static str,
+        /// Its exit code, or 128 and the signal that killed it.
+        code: u32,
+    },
     /// A system call on a file, a socket, a mount.
     #[error("{doing} {}: {}", path.display(), crate::error::errno_text(source))]
     Io {
@@ -77,7 +85,9 @@ impl ShimError {
             ShimError::State(_) => Code::FAILED_PRECONDITION,
             ShimError::Invalid(_) => Code::INVALID_ARGUMENT,
             ShimError::Unimplemented(_) => Code::UNIMPLEMENTED,
-            ShimError::Runtime { .. } | ShimError::Io { .. } | ShimError::Mount { .. } => Code::UNKNOWN,
+            ShimError::Runtime { .. } | ShimError::Silent { .. } | ShimError::Io { .. } | ShimError::Mount { .. } => {
+                Code::UNKNOWN
+            }
         }
     }
 }
@@ -90,7 +100,7 @@ impl Classify for ShimError {
             ShimError::State(_) => Kind::WrongState,
             ShimError::Invalid(_) => Kind::InvalidInput,
             ShimError::Unimplemented(_) => Kind::Unsupported,
-            ShimError::Runtime { .. } => Kind::System,
+            ShimError::Runtime { .. } | ShimError::Silent { .. } => Kind::System,
             ShimError::Io { source, .. } => Kind::of_io(source),
             ShimError::Mount { source, .. } => source.kind(),
         }

@@ -70,6 +70,17 @@ impl Events {
         }
     }
 
+    /// Adds one that a container can bring about as often as it likes; where the same one waits already, that one is enough.
+    /// So no container fills the queue while containerd is away, and costs others their ends.
+    pub fn add_unless_waiting<M: Message>(&self, topic: &'static str, event: &M) {
+        let Ok(value) = event.write_to_bytes() else { return self.add(topic, event) };
+        let waits =
+            self.0.lock().events.iter().any(|envelope| envelope.topic == topic && envelope.event.value == value);
+        if !waits {
+            self.add(topic, event);
+        }
+    }
+
     /// Adds an event whose payload is encoded already.
     pub fn add_any(&self, topic: &'static str, type_url: &str, value: Vec<u8>) {
         let payload = Any { type_url: type_url.to_owned(), value, ..Any::default() };
@@ -210,5 +221,26 @@ mod tests {
         check::<event::TaskExecStarted>();
         check::<event::TaskPaused>();
         check::<event::TaskResumed>();
+    }
+
+    /// A container whose processes are killed for want of memory again and again, while containerd was away, pushed the
+    /// ends of others out of the queue.
+    #[test]
+    fn what_a_container_repeats_waits_once() {
+        let shared =
+            Shared { queue: Mutex::default(), added: Notify::new(), sent: Notify::new(), namespace: "n".into() };
+        let events = Events(Arc::new(shared));
+        let oom = |id: &str| event::TaskOOM { container_id: id.into(), ..event::TaskOOM::default() };
+        for _ in 0..3 {
+            events.add_unless_waiting("/tasks/oom", &oom("a"));
+            events.add_unless_waiting("/tasks/oom", &oom("b"));
+        }
+        assert_eq!(events.0.lock().events.len(), 2);
+        // One that has gone out is told again.
+        events.0.take();
+        events.add_unless_waiting("/tasks/oom", &oom("a"));
+        assert_eq!(events.0.lock().events.len(), 2);
+        events.add("/tasks/oom", &oom("a"));
+        assert_eq!(events.0.lock().events.len(), 3);
     }
 }

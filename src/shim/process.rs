@@ -33,6 +33,8 @@ pub struct Process {
     spec: Vec<u8>,
     inner: Mutex<Inner>,
     end: watch::Sender<Option<Exit>>,
+    /// It is being deleted.
+    pub deleting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,14 @@ impl Process {
     /// One that has not been started.
     pub fn new(id: &str, stdio: Stdio) -> Process {
         let inner = Inner { phase: Phase::Created, pid: 0, streams: None, stdin_closed: false };
-        Process { id: id.to_owned(), stdio, spec: Vec::new(), inner: Mutex::new(inner), end: watch::Sender::new(None) }
+        Process {
+            id: id.to_owned(),
+            stdio,
+            spec: Vec::new(),
+            inner: Mutex::new(inner),
+            end: watch::Sender::new(None),
+            deleting: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The same, to be started as `spec` says: the runtime specification's `process` as JSON.

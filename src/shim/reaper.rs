@@ -10,7 +10,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use rustix::process::{Pid, WaitOptions};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -105,12 +106,20 @@ impl Nursery {
     pub fn adopt(&self, pid: u32) -> ExitReceiver {
         let (sender, receiver) = oneshot::channel();
         let mut children = self.0.lock();
-        match children.early.remove(&pid) {
+        match children.early.remove(&pid).filter(|_| !is_child(pid)) {
             Some(exit) => drop(sender.send(exit)),
             None => drop(children.waiting.insert(pid, sender)),
         }
         receiver
     }
+}
+
+/// Whether this is a child that has not been reaped. A nursery can be open for long, and pids come again: an end that was
+/// kept is then one of another process that had this pid before.
+fn is_child(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::CHILD))
 }
 
 impl Drop for Nursery {
@@ -141,5 +150,20 @@ mod tests {
         reaper.lock().early.insert(8, exit);
         drop(nursery);
         assert!(reaper.lock().early.is_empty());
+    }
+
+    /// A process that lives was taken for ended, since one that had its pid before had ended while the nursery was open.
+    #[test]
+    fn an_end_of_another_process_with_the_same_pid_is_not_told() {
+        let reaper = Reaper::default();
+        let nursery = reaper.nursery();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        reaper.lock().early.insert(child.id(), Exit { code: 3, at: SystemTime::now() });
+        let mut end = nursery.adopt(child.id());
+        let told = end.try_recv();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        told.unwrap_err();
+        assert!(reaper.lock().waiting.contains_key(&child.id()));
     }
 }

@@ -19,6 +19,9 @@ use super::reaper::Reaper;
 /// How much is read of what a call has written, bytes.
 const OUTPUT_MAX: u64 = 4 << 20;
 
+/// The longest message that containerd is told, bytes.
+const MESSAGE_MAX: usize = 16 << 10;
+
 /// Calls the runtime for one container.
 #[derive(Debug, Clone)]
 pub struct Runtime {
@@ -133,8 +136,15 @@ impl Runtime {
     }
 
     /// `kill --exec`.
+    ///
+    /// # Errors
+    /// [`ShimError::NotFound`] also while the exec is being started and the runtime does not know it yet.
     pub async fn kill_exec(&self, exec: &str, signal: u32) -> Result<(), ShimError> {
-        self.killed(self.call("kill", &args(["--exec", exec]), &[&signal.to_string()], None).await)
+        let killed = self.killed(self.call("kill", &args(["--exec", exec]), &[&signal.to_string()], None).await);
+        killed.map_err(|err| match err {
+            ShimError::NotFound(_) => ShimError::NotFound(format!("process {exec} does not exist")),
+            other => other,
+        })
     }
 
     fn killed(&self, result: Result<String, ShimError>) -> Result<(), ShimError> {
@@ -180,7 +190,7 @@ impl Runtime {
     pub async fn ps(&self) -> Result<Vec<Process>, ShimError> {
         let text = self.simple("ps", &["--format", "json", "--execs"], None).await?;
         serde_json::from_str(&text)
-            .map_err(|err| ShimError::Runtime { doing: "ps", message: format!("{err} in {text:?}") })
+            .map_err(|err| ShimError::Runtime { doing: "ps", message: bounded(&format!("{err} in {text:?}")) })
     }
 
     async fn simple(&self, verb: &'static str, options: &[&str], stdin: Option<&[u8]>) -> Result<String, ShimError> {
@@ -211,11 +221,10 @@ impl Runtime {
             Err(Failed::Told(message)) => Err(ShimError::Runtime { doing: verb, message }),
             Err(Failed::Silent(code)) => {
                 let text = stderr.text();
-                let message = match text.trim() {
-                    "" => format!("it ended with {code} and said nothing"),
-                    said => said.to_owned(),
-                };
-                Err(ShimError::Runtime { doing: verb, message })
+                Err(match text.trim() {
+                    "" => ShimError::Silent { doing: verb, code },
+                    said => ShimError::Runtime { doing: verb, message: bounded(said) },
+                })
             }
             Err(Failed::Not(err)) => Err(err),
         }
@@ -225,9 +234,7 @@ impl Runtime {
     async fn with_streams(&self, verb: &'static str, args: &[OsString], streams: Streams3) -> Result<(), ShimError> {
         self.run(verb, args, streams).await.map_err(|failed| match failed {
             Failed::Told(message) => ShimError::Runtime { doing: verb, message },
-            Failed::Silent(code) => {
-                ShimError::Runtime { doing: verb, message: format!("it ended with {code} and said nothing") }
-            }
+            Failed::Silent(code) => ShimError::Silent { doing: verb, code },
             Failed::Not(err) => err,
         })
     }
@@ -300,7 +307,15 @@ fn last_error(log: &str) -> Option<String> {
         msg: String,
     }
     let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    lines.filter(|line| line.level == "error").map(|line| line.msg).next()
+    lines.filter(|line| line.level == "error").map(|line| bounded(&line.msg)).next()
+}
+
+/// The beginning of what a runtime says: a status is no place for more, and one that is too large is not taken at all.
+fn bounded(message: &str) -> String {
+    match message.floor_char_boundary(MESSAGE_MAX) {
+        end if end < message.len() => format!("{}…", &message[..end]),
+        _ => message.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -313,5 +328,14 @@ mod tests {
         assert_eq!(last_error(log).as_deref(), Some("last"));
         assert_eq!(last_error("{\"level\":\"debug\",\"msg\":\"d\"}\n"), None);
         assert_eq!(last_error(""), None);
+    }
+
+    /// An answer of more than 4 MiB is taken by nobody.
+    #[test]
+    fn a_message_has_a_bound() {
+        let log = serde_json::json!({"level": "error", "msg": "ö".repeat(1 << 20)}).to_string();
+        let told = last_error(&log).unwrap();
+        assert!(told.starts_with('ö') && told.ends_with('…') && told.len() <= MESSAGE_MAX + 3, "{}", told.len());
+        assert_eq!(bounded("short"), "short");
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -33,19 +34,29 @@ struct Inner {
     shared: Shared,
     containers: Mutex<HashMap<String, Entry>>,
     ended: watch::Sender<bool>,
+    /// No container is made any more.
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
 enum Entry {
     /// Its id is taken.
-    BeingMade,
+    BeingMade {
+        /// It was deleted meanwhile: who asked for it has given up.
+        unwanted: bool,
+    },
     There(Arc<Container>),
 }
 
 impl Service {
     /// A service without containers.
     pub fn new(shared: Shared) -> Service {
-        Service(Arc::new(Inner { shared, containers: Mutex::default(), ended: watch::Sender::new(false) }))
+        Service(Arc::new(Inner {
+            shared,
+            containers: Mutex::default(),
+            ended: watch::Sender::new(false),
+            closed: AtomicBool::new(false),
+        }))
     }
 
     async fn asked_to_end(&self) {
@@ -67,29 +78,59 @@ impl Service {
 
     fn reserve(&self, id: &str) -> Result<Reserved, ShimError> {
         let mut containers = self.lock();
+        if self.0.closed.load(Ordering::Relaxed) {
+            return Err(ShimError::State("the shim is ending".into()));
+        }
         if containers.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
-        containers.insert(id.to_owned(), Entry::BeingMade);
+        containers.insert(id.to_owned(), Entry::BeingMade { unwanted: false });
         Ok(Reserved(id.to_owned()))
     }
 
     async fn make(&self, request: &api::CreateTaskRequest) -> Result<u32, ShimError> {
         let reserved = self.reserve(&request.id)?;
         let made = Container::create(&self.0.shared, request).await;
-        let mut containers = self.lock();
-        match made {
-            Ok(container) => {
-                let pid = container.init.now().pid;
-                containers.insert(reserved.0, Entry::There(container));
-                Ok(pid)
+        let unwanted = {
+            let mut containers = self.lock();
+            match &made {
+                Ok(container) => {
+                    let before = containers.insert(reserved.0, Entry::There(container.clone()));
+                    matches!(before, Some(Entry::BeingMade { unwanted: true }))
+                }
+                Err(_) => {
+                    containers.remove(&reserved.0);
+                    false
+                }
             }
-            Err(err) => {
-                containers.remove(&reserved.0);
-                Err(err)
-            }
+        };
+        let container = made?;
+        if unwanted {
+            // Who asked for it is gone: only the log tells.
+            container.delete().await.inspect_err(|err| tracing::error!(container = request.id, %err, "it stays"))?;
+            self.lock().remove(&request.id);
+            return Err(ShimError::State(format!("container {} was deleted while it was made", request.id)));
+        }
+        Ok(container.init.now().pid)
+    }
+
+    /// Notes that a container that is being made is not wanted any more. containerd deletes it when its client goes away
+    /// meanwhile, and does not ask again.
+    fn give_up(&self, id: &str) {
+        if let Some(Entry::BeingMade { unwanted }) = self.lock().get_mut(id) {
+            tracing::warn!(container = id, "deleted while it was made");
+            *unwanted = true;
         }
     }
+}
+
+/// How many processes of these containers have not ended.
+fn running(containers: &HashMap<String, Entry>) -> usize {
+    let running = |entry: &Entry| match entry {
+        Entry::BeingMade { .. } => 1,
+        Entry::There(container) => container.running(),
+    };
+    containers.values().map(running).sum()
 }
 
 /// An id that is taken by [`Entry::BeingMade`].
@@ -163,6 +204,9 @@ impl Task for Service {
     }
 
     async fn delete(&self, _: &TtrpcContext, request: api::DeleteRequest) -> ttrpc::Result<api::DeleteResponse> {
+        if request.exec_id.is_empty() {
+            self.give_up(&request.id);
+        }
         let container = self.container(&request.id)?;
         let this = self.clone();
         let (pid, exit) = whole(async move {
@@ -180,7 +224,7 @@ impl Task for Service {
     async fn pids(&self, _: &TtrpcContext, request: api::PidsRequest) -> ttrpc::Result<api::PidsResponse> {
         let container = self.container(&request.id)?;
         let mut processes = Vec::new();
-        for process in container.pids().await? {
+        for process in whole(async move { container.pids().await }).await? {
             let mut info = ProcessInfo { pid: process.pid, ..Default::default() };
             if let Some(exec_id) = process.exec {
                 let details = ProcessDetails { exec_id, ..Default::default() };
@@ -278,10 +322,16 @@ impl Host for Service {
     }
 
     fn running(&self) -> usize {
-        let running = |entry: &Entry| match entry {
-            Entry::BeingMade => 1,
-            Entry::There(container) => container.running(),
-        };
-        self.lock().values().map(running).sum()
+        running(&self.lock())
+    }
+
+    fn close(&self) -> bool {
+        // While it is locked nothing begins to be made.
+        let containers = self.lock();
+        let idle = running(&containers) == 0;
+        if idle {
+            self.0.closed.store(true, Ordering::Relaxed);
+        }
+        idle
     }
 }

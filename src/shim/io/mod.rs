@@ -16,7 +16,7 @@ mod tests;
 use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,7 +32,7 @@ use self::target::Target;
 use self::terminal::Console;
 use crate::shim::ShimError;
 use crate::shim::reaper::Reaper;
-use crate::sys::{tty, watch};
+use crate::sys::{proc, tty, watch};
 
 /// What a request names as a process's streams: an empty string (none), the path of a fifo or `fifo://PATH`, and for
 /// output `file://PATH` or `binary://PATH?KEY=VALUE&…` too.
@@ -304,6 +304,13 @@ impl Streams {
         // Each change is one assignment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Removes the directories of console sockets whose shim was killed.
+pub fn remove_lost_consoles() {
+    // One that was killed and is not reaped yet is no more, either. What can't be told lives.
+    let is_there = |pid| proc::stat(pid).map_or(true, |stat| stat.is_some_and(|stat| !stat.is_dead()));
+    terminal::remove_lost(&terminal::PLACES.map(Path::new), is_there);
 }
 
 impl Task {

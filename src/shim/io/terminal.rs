@@ -3,7 +3,7 @@
 use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,11 @@ use crate::sys::{socket, watch};
 /// How long a runtime that has ended well may take to hand over the master.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Where the sockets' directories are made: the first that can be written. Short, since an address has 107 bytes.
-const PLACES: [&str; 2] = ["/run", "/tmp"];
+pub(super) const PLACES: [&str; 2] = ["/run", "/tmp"];
+/// The socket's name in its directory.
+const SOCKET: &str = "s";
+/// How the directories' names begin; the shim's pid follows.
+const PREFIX: &str = "agentsbx-pty-";
 /// How long is waited, at first and at last, for a terminal to become usable, of which the kernel does not tell.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
@@ -36,7 +40,7 @@ impl PrivateDir {
     fn make() -> Result<PrivateDir, ShimError> {
         let mut failed = None;
         for place in PLACES {
-            let path = Path::new(place).join(format!("agentsbx-pty-{}-{}", std::process::id(), Ulid::generate()));
+            let path = Path::new(place).join(format!("{PREFIX}{}-{}", std::process::id(), Ulid::generate()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(PrivateDir(path)),
                 Err(err) => failed = Some(ShimError::io("mkdir", path)(err)),
@@ -54,6 +58,27 @@ impl Drop for PrivateDir {
     }
 }
 
+/// Removes the directories of shims that are no more. A pid that is another's by now keeps its directory until that one ends.
+pub(super) fn remove_lost(places: &[&Path], is_there: impl Fn(i32) -> bool) {
+    for entry in places.iter().filter_map(|place| std::fs::read_dir(place).ok()).flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok());
+        let Some(pid) = pid.filter(|pid| !is_there(*pid)) else { continue };
+        // Others may write to one of the places: what is theirs is left. Nothing below ours is.
+        let own = |meta: std::fs::Metadata| meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
+        if !entry.metadata().is_ok_and(own) {
+            continue;
+        }
+        // Another that cleans up may be faster.
+        let _ = std::fs::remove_file(path.join(SOCKET));
+        if let Err(err) = std::fs::remove_dir(&path)
+            && err.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(pid, path = %path.display(), %err, "the directory of a console socket stays behind");
+        }
+    }
+}
+
 /// The socket that a runtime sends a terminal's master to. It goes with this value.
 #[derive(Debug)]
 pub(super) struct Console {
@@ -67,7 +92,7 @@ impl Console {
     /// Makes the socket and listens.
     pub fn listen() -> Result<Console, ShimError> {
         let dir = PrivateDir::make()?;
-        let path = dir.0.join("s");
+        let path = dir.0.join(SOCKET);
         let listener = UnixListener::bind(&path).map_err(ShimError::io("bind", &path))?;
         Ok(Console { listener, path, _dir: dir })
     }
@@ -194,4 +219,27 @@ async fn type_all(master: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each shim that was killed while a terminal was on its way left a directory in /run.
+    #[test]
+    fn directories_of_shims_that_are_no_more_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let names = ["agentsbx-pty-7-A", "agentsbx-pty-8-B", "agentsbx-pty-8-C", "agentsbx-pty-x-D", "other-8-E"];
+        for name in names {
+            std::fs::create_dir(place.path().join(name)).unwrap();
+        }
+        std::fs::File::create(place.path().join("agentsbx-pty-8-B/s")).unwrap();
+        std::fs::File::create(place.path().join("agentsbx-pty-8-C/something")).unwrap();
+        std::os::unix::fs::symlink("other-8-E", place.path().join("agentsbx-pty-9-F")).unwrap();
+        remove_lost(&[Path::new("/no/such/place"), place.path()], |pid| pid == 7);
+        let mut left: Vec<_> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        let want = ["agentsbx-pty-7-A", "agentsbx-pty-8-C", "agentsbx-pty-9-F", "agentsbx-pty-x-D", "other-8-E"];
+        assert_eq!(left, want);
+    }
 }
