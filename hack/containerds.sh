@@ -10,9 +10,7 @@
 # DIR/cri        the Kubernetes API of containers' runtimes, api.proto; and cni/, plugins that make pods' networks
 # DIR/*/version  which exactly, such as `containerd 1.7.24, docker 26.1.5`
 #
-# What is there is kept. apt-get does the downloading, with the proxies it is set up with: it checks the signature of the
-# release, by Debian's own keyring, and every file's checksum. Other than the machine's own its lists and settings here
-# know nothing.
+# What is there is kept. hack/suite.sh tells how they are got.
 set -eu
 
 if [ $# != 1 ]; then
@@ -20,6 +18,8 @@ if [ $# != 1 ]; then
     exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=hack/suite.sh
+. "$here/suite.sh"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 
@@ -36,27 +36,12 @@ unpack() {
     shift 2
     echo "hack/containerds.sh: getting $* of Debian's $suite" >&2
     apt=$scratch/$name/apt root=$scratch/$name/root
-    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$root"
-    : >"$apt/status"
-    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    echo "deb [signed-by=$keyring] $(python3 "$here/mirror.py" "$suite") $suite main" >"$apt/sources.list"
-    # Descriptor 9 is not for apt-get: what it leaves running would keep the lock.
-    (
-        cd "$apt/debs"
-        get_apt() {
-            apt-get -q -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
-                -o Dir::State="$apt" -o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache" \
-                -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
-        }
-        get_apt update
-        get_apt download "$@"
-    ) >"$out/$name.log" 2>&1 9>&- || {
+    mkdir -p "$apt"
+    { suite_lists "$apt" "$suite" && suite_get "$apt" "$@"; } >"$out/$name.log" 2>&1 || {
         tail -20 "$out/$name.log" >&2
         exit 1
     }
-    for package in "$apt"/debs/*.deb; do
-        dpkg-deb --extract "$package" "$root"
-    done
+    suite_unpack "$apt" "$root"
 }
 
 # publish NAME VERSION: DIR/NAME. The rename is last: what has its name is whole.

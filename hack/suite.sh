@@ -19,7 +19,7 @@ suite_apt() {
 suite_lists() {
     mkdir -p "$1/lists/partial" "$1/cache/archives/partial" "$1/debs"
     : >"$1/status"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(python3 "${here:?}/mirror.py") $2 main" \
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(python3 "${here:?}/mirror.py" "$2") $2 main" \
         >"$1/sources.list"
     suite_apt "$1" apt-get update
 }

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 
-from machine import BIN, CGROUPS, DENY_ALL, DISK, FIRST, HERE, PATIENCE, WORK, Bundle, both, call, case, clean, read, same, until
+from machine import BIN, CGROUPS, DENY_ALL, DISK, FIRST, HERE, PATIENCE, WORK, Bundle, both, call, case, clean, read, same, spare, until
 
 
 @case
@@ -193,8 +193,11 @@ def of_parallel_ends_only_one_is_out_of_memory(systemd):
         config["linux"]["resources"]["memory"] = {"limit": 48 << 20, "swap": 48 << 20}
 
     with Bundle(systemd, change=small) as c:
-        jobs = [c.start(script, "--result", f"{c.dir}/{name}") for name, script in [
-            ("killed", "sleep 20; kill -KILL $$"), ("bomb", "sleep 3; x=$(head -c 200m /dev/zero | tr '\\0' x)")]]
+        jobs = [c.start("sleep 20; kill -KILL $$", "--result", f"{c.dir}/killed")]
+        pids = lambda: json.loads(c.run("ps", "--format", "json", c.id).out)  # noqa: E731
+        until("the first exec runs", lambda: len(pids()) == 3)
+        spare(pids())
+        jobs.append(c.start("x=$(head -c 200m /dev/zero | tr '\\0' x)", "--result", f"{c.dir}/bomb"))
         for job in jobs:
             same(job.wait(timeout=PATIENCE), 137)
         kinds = [json.loads(read(c.dir, name))["end"]["kind"] for name in ("killed", "bomb")]

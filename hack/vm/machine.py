@@ -84,6 +84,13 @@ def both(function):
     return function
 
 
+def spare(pids):
+    """Has the kernel choose others where memory is short: it may take several before that of the first is free."""
+    for pid in pids:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as score:
+            score.write("-1000")
+
+
 # ---- what is left behind ---------------------------------------------------------------------------------------------
 
 
