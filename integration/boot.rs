@@ -184,6 +184,27 @@ fn a_start_at_the_last_moment() {
     assert_eq!(lab.left().len(), 1, "{:?}", lab.left());
 }
 
+/// `delete`, which containerd calls when the last connection is closed, only looks whether the socket is served. The server
+/// took that for the next container, and stayed for half a minute.
+#[test]
+fn who_only_looks_at_the_end_is_not_waited_for() {
+    let lab = Lab::new("{}");
+    let address = lab.start("c");
+    let path = PathBuf::from(address.strip_prefix("unix://").expect("an address"));
+    let client = Client::connect(&address).expect("connect");
+    let lock = fs::File::create(path.with_extension("lock")).expect("create");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
+    let request = ShutdownRequest { id: "c".into(), ..ShutdownRequest::default() };
+    ask(&client, "containerd.task.v3.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
+    std::thread::sleep(Duration::from_millis(200));
+    // It has the lock while it looks.
+    agentsbx::shim::socket::probe(&path).expect("connect");
+    fs::remove_file(path.with_extension("lock")).expect("unlink");
+    drop(lock);
+    within(Duration::from_secs(5), "the server ends", || lab.servers().is_empty());
+    assert!(!path.exists());
+}
+
 /// What the server is to its host: a session of its own, nothing of the caller's open, a little more likely to be killed
 /// than containerd, and who gets the orphans.
 #[test]

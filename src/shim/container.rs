@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::api::{CreateTaskRequest, ExecProcessRequest, Mount};
 use containerd_shim_protos::events::task as event;
@@ -16,8 +16,8 @@ use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::topics;
 use containerd_shim_protos::types::task::Status;
 use rustix::process::{Pid, Signal};
-use tokio::sync::{Notify, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::ShimError;
 use super::cgroup::CgroupPaths;
@@ -85,10 +85,15 @@ pub struct Container {
     own_pid_namespace: bool,
     mounted: bool,
     cgroups: OnceLock<CgroupPaths>,
+    memory: OnceLock<mpsc::Sender<Look>>,
 }
 
-/// Asks for a last look at what was killed for want of memory, and hears when it is told.
-type LastLook = oneshot::Sender<oneshot::Sender<()>>;
+/// Asks for a look at what was killed for want of memory, and hears when it is told.
+#[derive(Debug)]
+struct Look {
+    known: Option<Instant>,
+    done: oneshot::Sender<()>,
+}
 
 #[derive(Debug)]
 struct State {
@@ -138,6 +143,7 @@ impl Container {
             own_pid_namespace: config.has_own_pid_namespace(),
             mounted,
             cgroups: OnceLock::new(),
+            memory: OnceLock::new(),
         };
         match container.make(&options).await {
             Ok((pid, end)) => {
@@ -160,8 +166,8 @@ impl Container {
                         ..Default::default()
                     },
                 );
-                let memory = container.watch_memory();
-                tokio::spawn(container.clone().until_end(end, memory));
+                container.watch_memory();
+                tokio::spawn(container.clone().until_end(end));
                 Ok(container)
             }
             Err(err) => {
@@ -236,7 +242,7 @@ impl Container {
     }
 
     /// Waits for the first process's end, then for all else that has to be told before.
-    async fn until_end(self: Arc<Self>, end: ExitReceiver, memory: Option<LastLook>) {
+    async fn until_end(self: Arc<Self>, end: ExitReceiver) {
         let Ok(exit) = end.await else { return };
         // Its start is told first, if that comes at all: a runtime that hangs must not keep the end from being told.
         if timeout(LAST_WORDS, self.starting.lock()).await.is_err() {
@@ -256,12 +262,7 @@ impl Container {
             }
         }
         self.until_idle().await;
-        if let Some(memory) = memory {
-            let (done, looked) = oneshot::channel();
-            if memory.send(done).is_ok() {
-                let _ = looked.await;
-            }
-        }
+        self.look_at_memory(None).await;
         let pid = self.init.now().pid;
         if let Err(err) = record::write_exit(&self.bundle, pid, exit) {
             tracing::error!(container = self.id, %err, "the exit code could not be recorded");
@@ -271,47 +272,27 @@ impl Container {
     }
 
     /// Begins to tell when a process of the container is killed for want of memory.
-    fn watch_memory(self: &Arc<Self>) -> Option<LastLook> {
+    fn watch_memory(&self) {
         // Now the pid is sure to be the first process's.
         let found = CgroupPaths::of(self.init.now().pid).map(|found| self.cgroups.get_or_init(|| found));
         match found.and_then(oom::Watch::new) {
             Ok(watch) => {
-                let (last, asked) = oneshot::channel();
-                tokio::spawn(self.clone().tell_kills(watch, asked));
-                Some(last)
+                let (looks, asked) = mpsc::channel(1);
+                // Only this sets it.
+                let _ = self.memory.set(looks);
+                tokio::spawn(tell_kills(self.id.clone(), self.shared.events.clone(), watch, asked));
             }
-            Err(err) => {
-                tracing::warn!(container = self.id, %err, "whether memory runs out can't be told");
-                None
-            }
+            Err(err) => tracing::warn!(container = self.id, %err, "whether memory runs out can't be told"),
         }
     }
 
-    async fn tell_kills(self: Arc<Self>, mut watch: oom::Watch, mut asked: oneshot::Receiver<oneshot::Sender<()>>) {
-        let tell = || {
-            let container_id = self.id.clone();
-            let event = event::TaskOOM { container_id, ..Default::default() };
-            self.shared.events.add_unless_waiting(topics::TASK_OOM_EVENT_TOPIC, &event);
-        };
-        loop {
-            let last = tokio::select! {
-                killed = watch.next() => match killed {
-                    true => {
-                        tell();
-                        continue;
-                    }
-                    // The group is gone: there is nothing to be seen any more.
-                    false => (&mut asked).await,
-                },
-                asked = &mut asked => asked,
-            };
-            let Ok(done) = last else { return };
-            if watch.killed_since_last() {
-                tell();
-            }
-            // Who asked waits, or is gone.
-            let _ = done.send(());
-            return;
+    /// Has a kill for want of memory told that was not noticed yet; `known` is when an exec began that is known to have been
+    /// killed so. To be called before an end is told.
+    async fn look_at_memory(&self, known: Option<Instant>) {
+        let Some(memory) = self.memory.get() else { return };
+        let (done, looked) = oneshot::channel();
+        if memory.send(Look { known, done }).await.is_ok() {
+            let _ = looked.await;
         }
     }
 
@@ -394,6 +375,7 @@ impl Container {
     /// Starts an exec; the pid is its supervisor's.
     pub async fn start_exec(self: &Arc<Self>, exec: &Arc<Process>) -> Result<u32, ShimError> {
         self.admit(exec)?;
+        let begun = Instant::now();
         let nursery = self.shared.reaper.nursery();
         match self.run_exec(exec, &nursery).await {
             Ok((pid, end)) => {
@@ -401,7 +383,7 @@ impl Container {
                 let (container_id, exec_id) = (self.id.clone(), exec.id.clone());
                 let started = event::TaskExecStarted { container_id, exec_id, pid, ..Default::default() };
                 self.tell(topics::TASK_EXEC_STARTED_EVENT_TOPIC, &started);
-                tokio::spawn(self.clone().until_exec_end(exec.clone(), end));
+                tokio::spawn(self.clone().until_exec_end(exec.clone(), end, begun));
                 Ok(pid)
             }
             Err(err) => {
@@ -474,12 +456,17 @@ impl Container {
         let _ = timeout(LOST, looking).await;
     }
 
-    async fn until_exec_end(self: Arc<Self>, exec: Arc<Process>, end: ExitReceiver) {
+    async fn until_exec_end(self: Arc<Self>, exec: Arc<Process>, end: ExitReceiver, begun: Instant) {
         let Ok(exit) = end.await else { return };
         let (_, result) = self.exec_files(&exec.id);
         match std::fs::File::open(&result) {
             Ok(document) => match report::exec_result(document, &self.bundle) {
-                Ok(value) => self.shared.events.add_any(report::EXEC_RESULT_TOPIC, report::EXEC_RESULT_TYPE, value),
+                Ok(value) => {
+                    if is_oom(&value) {
+                        self.look_at_memory(Some(begun)).await;
+                    }
+                    self.shared.events.add_any(report::EXEC_RESULT_TOPIC, report::EXEC_RESULT_TYPE, value);
+                }
                 Err(err) => {
                     tracing::error!(container = self.id, exec = exec.id, %err, "an exec's result can't be told");
                 }
@@ -712,6 +699,46 @@ impl Container {
 
 fn not_created() -> ShimError {
     ShimError::State("process not created: failed precondition".into())
+}
+
+/// Tells of each kill for want of memory, until the container is dropped.
+async fn tell_kills(id: String, events: Events, mut watch: oom::Watch, mut asked: mpsc::Receiver<Look>) {
+    let mut told = None;
+    let mut there = true;
+    loop {
+        let (killed, done) = tokio::select! {
+            killed = watch.next(), if there => {
+                // Once the group is gone there is nothing to be seen any more.
+                there = killed;
+                (killed, None)
+            }
+            look = asked.recv() => {
+                let Some(Look { known, done }) = look else { return };
+                let missed = known.is_some_and(|begun| told.is_none_or(|told| told < begun));
+                (watch.killed_since_last() || missed, Some(done))
+            }
+        };
+        if killed {
+            told = Some(Instant::now());
+            let oom = event::TaskOOM { container_id: id.clone(), ..Default::default() };
+            events.add_unless_waiting(topics::TASK_OOM_EVENT_TOPIC, &oom);
+        }
+        // Who asked waits, or is gone.
+        let _ = done.map(|done| done.send(()));
+    }
+}
+
+/// Whether the event of an exec's result says that it was killed for want of memory.
+fn is_oom(result: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Result {
+        end: End,
+    }
+    #[derive(serde::Deserialize)]
+    struct End {
+        kind: String,
+    }
+    serde_json::from_slice::<Result>(result).is_ok_and(|result| result.end.kind == "oom")
 }
 
 /// Ends an exec that was added and not started: somebody may wait for it.

@@ -309,7 +309,11 @@ impl Stream for Incoming {
                 this.pause = None;
             }
             match std::task::ready!(this.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(Connection::new(stream, &this.count)))),
+                Ok((stream, _)) => {
+                    // Who has a name only looks whether this is served.
+                    let count = if has_name(&stream) { Arc::default() } else { this.count.clone() };
+                    return Poll::Ready(Some(Ok(Connection::new(stream, count))));
+                }
                 // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
                 Err(err) => {
                     tracing::warn!(%err, "a connection could not be taken");
@@ -320,6 +324,13 @@ impl Stream for Incoming {
     }
 }
 
+/// Whether the other end is bound to a name in the abstract namespace, which the address that tokio gives does not tell.
+fn has_name(stream: &UnixStream) -> bool {
+    let peer = rustix::net::getpeername(stream).ok().flatten();
+    let unix = peer.and_then(|peer| rustix::net::SocketAddrUnix::try_from(peer).ok());
+    unix.is_some_and(|unix| unix.abstract_name().is_some_and(|name| !name.is_empty()))
+}
+
 /// A connection that counts while it is open.
 struct Connection {
     stream: UnixStream,
@@ -327,9 +338,9 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(stream: UnixStream, count: &Arc<Connections>) -> Connection {
+    fn new(stream: UnixStream, count: Arc<Connections>) -> Connection {
         count.taken.fetch_add(1, Ordering::Relaxed);
-        Connection { stream, count: count.clone() }
+        Connection { stream, count }
     }
 }
 

@@ -79,6 +79,9 @@ impl Watch {
     /// # Errors
     /// If the kernel refuses to tell; [`ShimError::NotFound`] if the cgroup is gone.
     pub fn new(cgroups: &CgroupPaths) -> Result<Watch, ShimError> {
+        if !cgroups.exist() {
+            return Err(ShimError::NotFound("cgroup of the container".into()));
+        }
         let source = match (cgroups.is_v2(), cgroups.files("memory").0) {
             (true, Some(dir)) if dir.join("memory.events").exists() => Source::V2(V2::new(dir)?),
             (false, Some(dir)) => Source::V1(V1::new(dir)?),

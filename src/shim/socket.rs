@@ -68,7 +68,7 @@ pub fn look(path: &Path) -> Result<Found, ShimError> {
         let made = DirBuilder::new().recursive(true).mode(0o711).create(dir);
         made.map_err(ShimError::io("mkdir", dir))?;
     }
-    look_within(path, PATIENCE)?.ok_or_else(|| {
+    look_within(path, PATIENCE, As::Newcomer)?.ok_or_else(|| {
         let path = path.display();
         ShimError::State(format!("another start of the group has held {path}.lock for {} s", PATIENCE.as_secs()))
     })
@@ -77,16 +77,25 @@ pub fn look(path: &Path) -> Result<Found, ShimError> {
 /// Removes the socket at `path` if nobody serves it. Where its lock is held for longer than `patience`, somebody is at it
 /// and it is left.
 pub fn remove_unserved(path: &Path, patience: Duration) -> Result<(), ShimError> {
-    match look_within(path, patience)? {
+    match look_within(path, patience, As::Onlooker)? {
         Some(Found::Free(place)) => place.release(),
         Some(Found::Served) | None => Ok(()),
     }
 }
 
-fn look_within(path: &Path, patience: Duration) -> Result<Option<Found>, ShimError> {
+/// Who looks whether a socket is served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum As {
+    /// Somebody for whom containerd will come with a container.
+    Newcomer,
+    /// Somebody who only wants to know. So that the server does not wait for a container, the connection has a name.
+    Onlooker,
+}
+
+fn look_within(path: &Path, patience: Duration, who: As) -> Result<Option<Found>, ShimError> {
     let Some(lock) = lock(path, patience)? else { return Ok(None) };
     let place = Place { path: path.to_owned(), lock };
-    if is_served(path)? {
+    if is_served(path, who)? {
         place.release()?;
         return Ok(Some(Found::Served));
     }
@@ -99,12 +108,21 @@ fn lock(path: &Path, patience: Duration) -> Result<Option<LockFile>, ShimError> 
     LockFile::lock_for(&lock, patience).map_err(ShimError::io("lock", lock))
 }
 
+/// Whether `path` is served, asked by who only wants to know: the server does not take it for containerd's coming.
+pub fn probe(path: &Path) -> Result<bool, ShimError> {
+    is_served(path, As::Onlooker)
+}
+
 /// Whether a connection is taken at `path`.
-fn is_served(path: &Path) -> Result<bool, ShimError> {
+fn is_served(path: &Path, who: As) -> Result<bool, ShimError> {
     // A server that takes none any more, with a full queue, would else be waited for.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = SocketAddrUnix::new(path).and_then(|address| {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        if who == As::Onlooker {
+            let name = format!("agentsbx-shim-onlooker-{}-{}", std::process::id(), durable::temporary_name());
+            rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        }
         rustix::net::connect(&socket, &address)
     });
     match connected {
@@ -212,7 +230,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s/x");
         let Found::Free(place) = look(&path).unwrap() else { panic!("nobody is there") };
-        assert!(look_within(&path, Duration::from_millis(50)).unwrap().is_none(), "another one is looking");
+        assert!(
+            look_within(&path, Duration::from_millis(50), As::Newcomer).unwrap().is_none(),
+            "another one is looking"
+        );
         let listener = place.listen().unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         place.release().unwrap();
