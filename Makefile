@@ -36,13 +36,14 @@ check:
 
 # The images are made of what is downloaded, while the compiler computes.
 test: setup
-	@hack/images.sh & images=$$!; $(CARGO) build && $(CARGO) test --no-run; built=$$?; wait $$images && exit $$built
+	@{ hack/images.sh && hack/containerds.sh target/containerd; } & images=$$!; $(CARGO) build && $(CARGO) test --no-run; built=$$?; wait $$images && exit $$built
 	$(CARGO) test --lib --bins
 	$(CARGO) test --lib --features schema report
 	$(CARGO) test --test integration
 
 soak: setup
 	@hack/images.sh
+	@hack/containerds.sh target/containerd
 	$(CARGO) build
 	$(CARGO) test --test integration -- --ignored --nocapture --test-threads 1 $(SOAK)
 
