@@ -280,12 +280,6 @@ impl Summary {
     }
 }
 
-/// The sum of the sizes of the regular files that a layer with these changes holds, in bytes: also of those that only got
-/// other metadata or another name, which overlayfs copies whole. Each hard link counts.
-pub fn size_of(changes: &[Change]) -> u64 {
-    changes.iter().filter(|change| change.kind != Kind::Deleted).filter_map(|change| change.size).sum()
-}
-
 /// The difference between a stack of layers and what is below it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Diff {

@@ -15,6 +15,7 @@ use super::descent::{DIR_FLAGS, Descent, Found, Side};
 use super::error::DiffError;
 use super::refresh::{set_attributes, stored};
 use super::seal::times;
+use super::size::allocated;
 use super::xattr::{Reader, Xattrs};
 use crate::sys::fs::proc_path;
 
@@ -34,8 +35,8 @@ struct Level {
 /// Makes in `out`, an empty directory on the layers' filesystem, one layer that over anything shows what `layers`
 /// (newest first, all in overlayfs's upper format) show over it. Files are hard links to the layers' files, which
 /// must therefore never be written again; where a link can't be made they are copied. Whiteouts in `out` are devices,
-/// whatever they were. On an error `out` is left half-made. The sum of the sizes of its regular files, in bytes; each hard
-/// link counts.
+/// whatever they were. On an error `out` is left half-made. Returns what its regular files take, in bytes, without the holes
+/// in them; each hard link counts.
 ///
 /// # Errors
 /// [`DiffError::OutputNotEmpty`], [`DiffError::NoLayers`], [`DiffError::TooDeep`]; [`DiffError::Call`] and
@@ -96,7 +97,7 @@ impl Merger<'_> {
             }
             Found::Node { at, stat } => {
                 if RawType::from_raw_mode(stat.st_mode) == RawType::RegularFile {
-                    self.bytes += u64::try_from(stat.st_size).unwrap_or(0);
+                    self.bytes = self.bytes.saturating_add(allocated(&stat));
                 }
                 self.node(at, &stat)
             }

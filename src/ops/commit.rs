@@ -160,7 +160,7 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
         touched_of(&store, &container, &layer, record.base)?
     };
     let bytes = match publish::recorded(&store, &container, &record.id)? {
-        Some((changes, true)) => Some(diff::size_of(&changes)),
+        Some((changes, true)) => Some(diff::size_of(open_dir(&store.upper(&layer))?.as_fd(), &changes)),
         _ => record.summary.as_ref().and_then(|summary| summary["bytes"].as_u64()),
     };
     let info = CommitInfo { digest: None, bytes };

@@ -461,8 +461,11 @@ impl Exec<'_> {
         layer: &LayerId,
         touched: &[Touched],
     ) -> Result<Result<Finished, Conflict>, OpsError> {
-        let info =
-            CommitInfo { digest: Some(diff::digest(&told.diff)), bytes: Some(diff::size_of(&told.diff.changes)) };
+        let upper = open_dir(&self.store.upper(layer))?;
+        let info = CommitInfo {
+            digest: Some(diff::digest(&told.diff)),
+            bytes: Some(diff::size_of(upper.as_fd(), &told.diff.changes)),
+        };
         onto_head(self.store, self.container, layer, self.begun.base, touched, false, |expected_head: Generation| {
             let ending = Ending::Commit { expected_head, info: info.clone() };
             self.store.finish_exec(self.container.key, &self.id, &self.outcome(told, ending))
