@@ -42,6 +42,38 @@ fn size(env: &Env) -> u64 {
     told.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a size")
 }
 
+/// A rollback can be undone, whatever the bounds say of what it left: nobody may lose HEAD by looking at what was before.
+#[test]
+fn what_the_last_rollback_left_stays() {
+    let env = env("generations = 2\nage = \"1s\"");
+    let bundle = Bundle::running(&env);
+    let id = bundle.id.as_str();
+    for n in 1..=5 {
+        bundle.sh(&format!("echo {n} >/n")).expect(0);
+    }
+    for go in ["rollback", "reset"] {
+        std::thread::sleep(Duration::from_millis(1100));
+        if go == "rollback" {
+            env.ok(["rollback", id, "0"]);
+        } else {
+            env.ok(["reset", id]);
+        }
+        bundle.sh("echo other >/other").expect(0);
+        env.ok(["gc"]);
+        env.ok(["recover"]);
+        env.ok(["rollback", id, "5"]);
+        assert_eq!(bundle.sh("cat /n").ok(), "5", "after {go}");
+        assert_sound(&env);
+    }
+    // Only the last one.
+    env.ok(["rollback", id, "0"]);
+    bundle.sh("echo again >/again").expect(0);
+    env.ok(["rollback", id, "0"]);
+    std::thread::sleep(Duration::from_millis(1100));
+    env.ok(["gc"]);
+    assert!(kept(&bundle).len() <= 1, "{:?}", kept(&bundle));
+}
+
 #[test]
 fn thirty_execs_with_ten_generations() {
     let env = env("generations = 10");

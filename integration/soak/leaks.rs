@@ -152,8 +152,9 @@ fn conflicts_leave_their_layer_only() {
     let env = Env::new();
     let bundle = Bundle::running(&env);
     bundle.sh("echo 0 >/same").expect(0);
-    // Its lock stays as long as the container.
+    // Locks stay as long as the container: of who changes HEAD, and of who reads layers.
     env.ok(["rollback", &bundle.id, "1"]);
+    env.ok(["diff", &bundle.id]);
     forget_results(&bundle);
     let before = Census::at_rest(&env, &bundle);
     let script = |n| format!("until [ -e /dev/shm/go ]; do usleep 2000; done; echo {n} >/same");

@@ -5,8 +5,8 @@ use crate::ops::rollback;
 
 /// Go back to a generation: the next exec sees it
 ///
-/// Nothing is lost: what HEAD leaves stays, and a later rollback can return to it. Execs that run go on with what
-/// they see.
+/// What HEAD leaves stays, and a later rollback can return to it: for certain until the next rollback, then as far as the
+/// configuration's [retention] keeps it. Execs that run go on with what they see.
 /// "rollback C @-1" undoes the last commit, "rollback C 0" all of them.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -29,11 +29,15 @@ pub const MAX_FOLDS: usize = 64;
 const LOOKS: u64 = 64;
 
 /// Who keeps a generation: the queries for the numbers that they keep, of the container ?1. Snapshots will be a line here.
-const PINS: [&str; 3] = [
+const PINS: [&str; 4] = [
     "SELECT head FROM containers WHERE key = ?1",
     "SELECT settled FROM containers WHERE key = ?1",
     "SELECT base FROM execs WHERE container = ?1
          AND (disposition IS NULL OR (disposition IN ('held', 'conflict', 'aborted') AND layer IS NOT NULL))",
+    // Where the last rollback came from, so that it can be undone however old that is.
+    "SELECT left FROM (SELECT payload ->> '$.from' AS left FROM events
+         WHERE container = ?1 AND kind <> 'exec' AND kind IN ('rollback', 'reset') AND json_valid(payload)
+         ORDER BY seq DESC LIMIT 1) WHERE left IS NOT NULL",
 ];
 
 /// A generation that goes.
