@@ -183,7 +183,9 @@ fn chaos(rounds: u64) {
     chaos.bundle.start();
     chaos.exec(&[]).run().expect(0);
     chaos.held();
+    // Locks stay as long as the container: of who changes HEAD, and of who reads layers.
     env.ok(["rollback", &chaos.bundle.id, "1"]);
+    env.ok(["diff", &chaos.bundle.id]);
     let before = census(&env, &chaos.bundle);
     for round in 0..rounds {
         chaos.round(round);

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::id::ExecId;
@@ -83,8 +84,9 @@ impl Listed {
         let beginning = Beginning { engine_exec, supervisor: ProcessId { pid, start_time }, cgroups };
         let dir = record.dir.join(DIR);
         let path = dir.join(id.to_string());
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let open = || rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
+        // Without a name until its first line is there, by which it is known whose it is.
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let open = || rustix::fs::open(&dir, flags, Mode::from_raw_mode(0o600));
         let file = match open() {
             // The container's first one.
             Err(rustix::io::Errno::NOENT) => {
@@ -96,9 +98,21 @@ impl Listed {
             }
             opened => opened,
         };
-        let file = file.on("make", &path)?;
+        let (file, named) = match file {
+            // The filesystem has no files without a name (an overlay, before Linux 6.1).
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+                let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                (rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).on("make", &path)?, true)
+            }
+            file => (file.on("make", &path)?, false),
+        };
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut listed = Listed { path, file: file.into() };
         listed.add(&beginning)?;
+        if !named {
+            let linked = rustix::fs::linkat(CWD, unnamed, CWD, &listed.path, AtFlags::SYMLINK_FOLLOW);
+            linked.on("name", &listed.path)?;
+        }
         Ok(listed)
     }
 
