@@ -1,7 +1,5 @@
 //! `gc`.
 
-use std::collections::BTreeMap;
-
 use super::render::{self, visible};
 use super::{Global, print};
 use crate::error::chain;
@@ -68,10 +66,6 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
 
 /// What goes of a container's history, and why: a line for each generation that others are merged into.
 fn history(container: &Container, plan: &RetentionPlan) -> String {
-    let mut places: BTreeMap<(Option<Generation>, Bound), Vec<&Dropped>> = BTreeMap::new();
-    for dropped in &plan.dropped {
-        places.entry((dropped.into, dropped.why)).or_default().push(dropped);
-    }
     let line = |((into, why), dropped): ((Option<Generation>, Bound), Vec<&Dropped>)| {
         let bytes = dropped.iter().filter_map(|dropped| dropped.row.bytes).sum();
         let mut numbers: Vec<u64> = dropped.iter().map(|dropped| dropped.row.number.0).collect();
@@ -84,7 +78,7 @@ fn history(container: &Container, plan: &RetentionPlan) -> String {
             render::bytes(bytes)
         )
     };
-    places.into_iter().map(line).collect()
+    plan.places().into_iter().map(line).collect()
 }
 
 fn notes(plan: &GcPlan) -> String {

@@ -98,6 +98,15 @@ pub struct Replaced {
 pub struct Stale;
 
 impl RetentionPlan {
+    /// What goes, by what it is merged into and by which bound.
+    pub fn places(&self) -> BTreeMap<(Option<Generation>, Bound), Vec<&Dropped>> {
+        let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for dropped in &self.dropped {
+            places.entry((dropped.into, dropped.why)).or_default().push(dropped);
+        }
+        places
+    }
+
     /// Whether it does so much that it pays to carry it out now rather than later: by age always.
     pub fn is_worth(&self, bounds: &Retention) -> bool {
         let of = |why| self.dropped.iter().filter(move |dropped| dropped.why == why);
@@ -318,11 +327,7 @@ impl Store {
                 return Ok(Err(Stale));
             }
             let layers = take(tx, key, plan, replaced)?;
-            let mut counts: BTreeMap<(Option<Generation>, Bound), Vec<&Dropped>> = BTreeMap::new();
-            for dropped in &plan.dropped {
-                counts.entry((dropped.into, dropped.why)).or_default().push(dropped);
-            }
-            for ((into, why), dropped) in counts {
+            for ((into, why), dropped) in plan.places() {
                 let new = replaced.iter().find(|new| Some(new.into) == into);
                 tell(tx, &container, why, &dropped, new)?;
             }
