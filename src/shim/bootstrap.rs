@@ -20,7 +20,7 @@ use serde::Deserialize;
 use super::args::Args;
 use super::options::Options;
 use super::socket::{self, Found, Place};
-use super::{ShimError, confine};
+use super::{ShimError, confine, record};
 use crate::durable;
 
 /// The most that containerd may write to standard input, in bytes.
@@ -29,8 +29,6 @@ const INPUT_MAX: usize = 10 << 20;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long the server may take until it runs.
 const READY: Duration = Duration::from_secs(15);
-/// The largest `config.json`, in bytes.
-const CONFIG_MAX: u64 = 64 << 20;
 /// What the server says when it runs.
 pub const RUNNING: &str = "running";
 /// The version of the task service in an answer that has one.
@@ -39,8 +37,6 @@ const TASK_VERSION: i32 = 3;
 pub const ADDRESS: &str = "address";
 /// The type of the options that are looked into when they come as JSON.
 const OPTIONS: &str = "containerd.runc.v1.Options";
-/// Annotations that name a container's group, in this order.
-const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
 
 /// What containerd gives in the environment.
 #[derive(Debug, Clone, Default)]
@@ -111,8 +107,9 @@ struct JsonOptions {
 /// Where the input is not understood, the bundle can't be read, or the server does not run. Nothing is left behind then.
 pub fn start(program: &Path, args: &Args, env: &Env, bundle: &Path, input: &[u8]) -> Result<Vec<u8>, ShimError> {
     let request = understand(input, args, env)?;
-    let group = group(bundle)?.unwrap_or_else(|| args.id.clone());
-    let path = socket::path(&request.socket_dir, &request.address, &args.namespace, &group);
+    let config = record::Config::read(bundle)?;
+    let group = config.group().unwrap_or(&args.id);
+    let path = socket::path(&request.socket_dir, &request.address, &args.namespace, group);
     let address = socket::address(&path);
     let place = match socket::look(&path)? {
         Found::Served => {
@@ -254,23 +251,6 @@ fn is_options(type_url: &str) -> bool {
 
 fn is_verbose(level: i64) -> bool {
     level <= i64::from(LogLevel::LOG_LEVEL_DEBUG as i32)
-}
-
-/// The group that the bundle's `config.json` names: containers with one are served by one process.
-fn group(bundle: &Path) -> Result<Option<String>, ShimError> {
-    #[derive(Deserialize)]
-    struct Config {
-        #[serde(default)]
-        annotations: Option<std::collections::HashMap<String, String>>,
-    }
-    let path = bundle.join("config.json");
-    let file = std::fs::File::open(&path).map_err(ShimError::io("open", &path))?;
-    let mut text = Vec::new();
-    file.take(CONFIG_MAX).read_to_end(&mut text).map_err(ShimError::io("read", &path))?;
-    let config: Config =
-        serde_json::from_slice(&text).map_err(|err| ShimError::Invalid(format!("{}: {err}", path.display())))?;
-    let mut annotations = config.annotations.unwrap_or_default();
-    Ok(GROUPS.iter().find_map(|name| annotations.remove(*name).filter(|group| !group.is_empty())))
 }
 
 /// The socket's path of the group that the bundle's container is in, as `start` would choose it, and the address that it
@@ -474,9 +454,9 @@ mod tests {
             (r#"{"annotations": {"io.kubernetes.cri.sandbox-id": "", "io.containerd.runc.v2.group": ""}}"#, None),
         ] {
             durable::replace_unsynced(&dir.path().join("config.json"), config.as_bytes(), 0o600).unwrap();
-            assert_eq!(group(dir.path()).unwrap().as_deref(), want, "{config}");
+            assert_eq!(record::Config::read(dir.path()).unwrap().group(), want, "{config}");
         }
-        let missing = group(&dir.path().join("none")).unwrap_err().to_string();
+        let missing = record::Config::read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(missing.ends_with("none/config.json: no such file or directory"), "{missing}");
     }
 

@@ -30,7 +30,7 @@ use super::options::Options;
 use super::process::{Phase, Process};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
-use super::runtime::{Memory, Runtime, Streams3};
+use super::runtime::{Memory, Runtime};
 use crate::report;
 
 /// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
@@ -186,32 +186,38 @@ impl Container {
         let mut streams = self.open(&self.init).await?;
         let nursery = self.shared.reaper.nursery();
         let pid_file = self.bundle.join("init.pid");
-        let created = self.runtime.create(&self.bundle, &pid_file, options, child(&mut streams)?).await;
+        let created = self.runtime.create(&self.bundle, &pid_file, options, streams.child()?).await;
         if let Err(err) = created {
             if matches!(err, ShimError::Silent { .. }) {
                 // Killed half-way: what it has made is nobody's. The first error is the one to tell.
-                let _ = self.runtime.delete(true).await;
+                let _ = self.runtime.delete().await;
             }
             return Err(err);
         }
-        let born = async {
-            let pid = record::read_pid(&pid_file)?;
-            streams.started().await?;
-            Ok(pid)
-        };
-        match born.await {
-            Ok(pid) => {
-                self.init.born(pid, streams);
-                Ok((pid, nursery.adopt(pid)))
-            }
+        match self.born(&self.init, &pid_file, streams, &nursery).await {
+            Ok(born) => Ok(born),
             Err(err) => {
                 // The first error is the one to tell.
-                if let Err(left) = self.runtime.delete(true).await {
+                if let Err(left) = self.runtime.delete().await {
                     tracing::error!(container = self.id, err = %left, "a container that was given up could not be deleted");
                 }
                 Err(err)
             }
         }
+    }
+
+    /// What the runtime has started is known from now on: its pid, its end to come, and its streams, which are copied.
+    async fn born(
+        &self,
+        process: &Process,
+        pid_file: &Path,
+        mut streams: Streams,
+        nursery: &Nursery,
+    ) -> Result<(u32, ExitReceiver), ShimError> {
+        let pid = record::read_pid(pid_file)?;
+        streams.started().await?;
+        process.born(pid, streams);
+        Ok((pid, nursery.adopt(pid)))
     }
 
     async fn open(&self, process: &Process) -> Result<Streams, ShimError> {
@@ -418,23 +424,15 @@ impl Container {
         let (pid_file, result) = self.exec_files(&exec.id);
         let spec = Memory::new(exec.spec())?;
         let mut streams = self.open(exec).await?;
-        let started = self.runtime.exec(&spec, &pid_file, &result, child(&mut streams)?).await;
+        let started = self.runtime.exec(&spec, &pid_file, &result, streams.child()?).await;
         if let Err(err) = started {
             if matches!(err, ShimError::Silent { .. }) {
                 self.end_lost(&exec.id).await;
             }
             return Err(err);
         }
-        let born = async {
-            let pid = record::read_pid(&pid_file)?;
-            streams.started().await?;
-            Ok(pid)
-        };
-        match born.await {
-            Ok(pid) => {
-                exec.born(pid, streams);
-                Ok((pid, nursery.adopt(pid)))
-            }
+        match self.born(exec, &pid_file, streams, nursery).await {
+            Ok(born) => Ok(born),
             Err(err) => {
                 // It runs, and nobody could talk to it.
                 let _ = self.runtime.kill_exec(&exec.id, KILL).await;
@@ -630,11 +628,11 @@ impl Container {
         let now = self.init.now();
         let exit = match (now.phase, now.exit) {
             (Phase::Stopped, Some(exit)) => {
-                self.runtime.delete(true).await?;
+                self.runtime.delete().await?;
                 exit
             }
             (Phase::Created, _) => {
-                self.runtime.delete(true).await?;
+                self.runtime.delete().await?;
                 timeout(DEATH, self.init.wait())
                     .await
                     .map_err(|_| ShimError::State("the first process was killed and does not end".into()))??
@@ -748,16 +746,6 @@ fn never_ran(exec: &Process) -> Exit {
     exit
 }
 
-fn child(streams: &mut Streams) -> Result<Streams3, ShimError> {
-    let child = streams.child()?;
-    Ok(Streams3 {
-        stdin: child.stdin,
-        stdout: child.stdout,
-        stderr: child.stderr,
-        console_socket: child.console_socket,
-    })
-}
-
 async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<(), ShimError> {
     blocking(move || {
         crate::durable::make_dir(&target, 0o711).or_else(record::there).map_err(ShimError::io("mkdir", &target))?;
@@ -774,10 +762,7 @@ async fn unmount(target: PathBuf) -> Result<(), ShimError> {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ShimError> + Send + 'static,
 ) -> Result<T, ShimError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(_) => Err(ShimError::State("the shim failed in this request; its log tells".into())),
-    }
+    ShimError::of_task(tokio::task::spawn_blocking(work).await)
 }
 
 fn stdio(stdin: &str, stdout: &str, stderr: &str, terminal: bool) -> Stdio {

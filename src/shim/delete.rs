@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use containerd_shim_protos::api::DeleteResponse;
@@ -123,14 +123,7 @@ fn creates(proc: &Path, pid: i32, saved: &Saved, id: &str) -> bool {
 
 /// Runs the runtime's `delete --force`. One that takes longer is left to itself: killed half-way it would leave more.
 fn force_delete(saved: &Saved, id: &str, limit: Duration) -> Result<(), ShimError> {
-    let mut command = Command::new(&saved.runtime);
-    command.arg("--root").arg(&saved.root);
-    if saved.systemd_cgroup {
-        command.arg("--systemd-cgroup");
-    }
-    if let Some(config) = &saved.config {
-        command.env("AGENTSBX_CONFIG", config);
-    }
+    let mut command = saved.command();
     command.args(["delete", "--force", id]).current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(ShimError::io("start the runtime", &saved.runtime))?;
@@ -186,6 +179,7 @@ mod tests {
     use super::*;
     use crate::durable;
     use std::os::unix::net::UnixListener;
+    use std::process::Command;
 
     struct Lab(tempfile::TempDir);
 

@@ -78,6 +78,11 @@ impl ShimError {
         move |source| ShimError::Io { doing, path, source }
     }
 
+    /// What a task of its own has come to.
+    pub fn of_task<T>(done: Result<Result<T, ShimError>, tokio::task::JoinError>) -> Result<T, ShimError> {
+        done.unwrap_or_else(|_| Err(ShimError::State("the shim failed in this request; its log tells".into())))
+    }
+
     fn code(&self) -> Code {
         match self {
             ShimError::NotFound(_) | ShimError::Finished => Code::NOT_FOUND,

@@ -6,6 +6,7 @@
 //! can't know which its runtime understands.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use containerd_shim_protos::protobuf::rt::WireType;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
@@ -136,6 +137,19 @@ pub struct Saved {
 }
 
 impl Saved {
+    /// The runtime's command line, up to where the verb goes.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.runtime);
+        command.arg("--root").arg(&self.root);
+        if self.systemd_cgroup {
+            command.arg("--systemd-cgroup");
+        }
+        if let Some(config) = &self.config {
+            command.env("AGENTSBX_CONFIG", config);
+        }
+        command
+    }
+
     /// Writes it into the bundle.
     pub fn save(&self, bundle: &Path) -> Result<(), ShimError> {
         let path = bundle.join(FILE);

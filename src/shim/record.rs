@@ -1,10 +1,11 @@
 //! What the shim reads and writes in a bundle: the engine's configuration, pid files, the first process's exit code.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::ShimError;
@@ -13,6 +14,8 @@ use crate::durable;
 
 /// The longest configuration, bytes.
 const CONFIG_MAX: u64 = 16 << 20;
+/// Annotations that name a container's group, in this order.
+const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
 /// The longest id of an exec, bytes: a file is named after it.
 const EXEC_ID_MAX: usize = 200;
 /// The file with the exit code.
@@ -23,6 +26,8 @@ const DELETED_FILE: &str = "deleted";
 /// The parts of `config.json` that the shim looks at.
 #[derive(Debug, Default, Deserialize)]
 pub struct Config {
+    #[serde(default)]
+    annotations: Option<HashMap<String, String>>,
     #[serde(default)]
     linux: Linux,
 }
@@ -53,6 +58,12 @@ impl Config {
             .and_then(|file| file.take(CONFIG_MAX).read_to_end(&mut text))
             .map_err(ShimError::io("read", &path))?;
         serde_json::from_slice(&text).map_err(|err| ShimError::Invalid(format!("{}: {err}", path.display())))
+    }
+
+    /// The group that it names: containers with one are served by one process.
+    pub fn group(&self) -> Option<&str> {
+        let annotations = self.annotations.as_ref()?;
+        GROUPS.iter().find_map(|name| annotations.get(*name).map(String::as_str).filter(|group| !group.is_empty()))
     }
 
     /// `linux.cgroupsPath`.
@@ -106,15 +117,7 @@ pub struct Ended {
 
 /// Records the first process's end in the bundle.
 pub fn write_exit(bundle: &Path, pid: u32, exit: Exit) -> io::Result<()> {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Written {
-        pid: u32,
-        status: u32,
-        exited_at: String,
-    }
-    let exited_at = DateTime::<Utc>::from(exit.at).to_rfc3339_opts(SecondsFormat::Nanos, true);
-    let text = serde_json::to_vec(&Written { pid, status: exit.code, exited_at })?;
+    let text = serde_json::to_vec(&Ended { pid, status: exit.code, exited_at: exit.at.into() })?;
     durable::replace_unsynced(&bundle.join(EXIT_FILE), &text, 0o600)
 }
 

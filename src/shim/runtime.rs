@@ -8,11 +8,12 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::fs::MemfdFlags;
 
 use super::ShimError;
+use super::io::ChildStdio;
 use super::options::Saved;
 use super::reaper::Reaper;
 
@@ -29,19 +30,6 @@ pub struct Runtime {
     id: String,
     debug: bool,
     reaper: Reaper,
-}
-
-/// What a process that the runtime starts gets as its standard streams.
-#[derive(Debug)]
-pub struct Streams3 {
-    /// Standard input.
-    pub stdin: Stdio,
-    /// Standard output.
-    pub stdout: Stdio,
-    /// Standard error.
-    pub stderr: Stdio,
-    /// Where its terminal's master is to be sent.
-    pub console_socket: Option<PathBuf>,
 }
 
 /// A file in memory that is not inherited; a child opens it by its path.
@@ -88,7 +76,7 @@ impl Runtime {
         bundle: &Path,
         pid_file: &Path,
         options: &super::options::Options,
-        streams: Streams3,
+        streams: ChildStdio,
     ) -> Result<(), ShimError> {
         let mut args = args(["--bundle"]);
         args.extend([bundle.into(), "--pid-file".into(), pid_file.into()]);
@@ -112,7 +100,7 @@ impl Runtime {
         process: &Memory,
         pid_file: &Path,
         result: &Path,
-        streams: Streams3,
+        streams: ChildStdio,
     ) -> Result<(), ShimError> {
         let mut args = args(["--process"]);
         args.extend([process.path().into(), "--detach".into(), "--pid-file".into(), pid_file.into()]);
@@ -164,8 +152,8 @@ impl Runtime {
     }
 
     /// `delete`. A container that is not there is deleted.
-    pub async fn delete(&self, force: bool) -> Result<(), ShimError> {
-        match self.simple("delete", if force { &["--force"] } else { &[] }, None).await {
+    pub async fn delete(&self) -> Result<(), ShimError> {
+        match self.simple("delete", &["--force"], None).await {
             Err(ShimError::Runtime { message, .. }) if message.contains("does not exist") => Ok(()),
             other => other.map(drop),
         }
@@ -210,7 +198,7 @@ impl Runtime {
         let mut all = options.to_vec();
         all.push((&self.id).into());
         all.extend(operands.iter().map(OsString::from));
-        let streams = Streams3 {
+        let streams = ChildStdio {
             stdin: input.as_ref().map_or(Ok(Stdio::null()), Memory::stdio)?,
             stdout: stdout.stdio()?,
             stderr: stderr.stdio()?,
@@ -231,7 +219,7 @@ impl Runtime {
     }
 
     /// As [`Runtime::call`], where the streams are another process's.
-    async fn with_streams(&self, verb: &'static str, args: &[OsString], streams: Streams3) -> Result<(), ShimError> {
+    async fn with_streams(&self, verb: &'static str, args: &[OsString], streams: ChildStdio) -> Result<(), ShimError> {
         self.run(verb, args, streams).await.map_err(|failed| match failed {
             Failed::Told(message) => ShimError::Runtime { doing: verb, message },
             Failed::Silent(code) => ShimError::Silent { doing: verb, code },
@@ -239,18 +227,12 @@ impl Runtime {
         })
     }
 
-    async fn run(&self, verb: &'static str, args: &[OsString], streams: Streams3) -> Result<(), Failed> {
+    async fn run(&self, verb: &'static str, args: &[OsString], streams: ChildStdio) -> Result<(), Failed> {
         let log = Memory::new(b"")?;
-        let mut command = Command::new(&self.saved.runtime);
-        command.arg("--root").arg(&self.saved.root).arg("--log").arg(log.path()).args(["--log-format", "json"]);
+        let mut command = self.saved.command();
+        command.arg("--log").arg(log.path()).args(["--log-format", "json"]);
         if self.debug {
             command.arg("--debug");
-        }
-        if self.saved.systemd_cgroup {
-            command.arg("--systemd-cgroup");
-        }
-        if let Some(config) = &self.saved.config {
-            command.env("AGENTSBX_CONFIG", config);
         }
         // It is about the shim's service manager, or its own start.
         for name in ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "TTRPC_ADDRESS", "GRPC_ADDRESS", "NAMESPACE"] {

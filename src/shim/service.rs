@@ -140,10 +140,7 @@ struct Reserved(String);
 async fn whole<T: Send + 'static>(
     work: impl Future<Output = Result<T, ShimError>> + Send + 'static,
 ) -> Result<T, ShimError> {
-    match tokio::spawn(work).await {
-        Ok(done) => done,
-        Err(_) => Err(ShimError::State("the shim failed in this request; its log tells".into())),
-    }
+    ShimError::of_task(tokio::spawn(work).await)
 }
 
 fn empty(done: Result<(), ShimError>) -> ttrpc::Result<api::Empty> {
