@@ -160,23 +160,29 @@ fn the_last_answer_is_given() {
     }
 }
 
+/// Asks the server to end, and looks whether its socket is served before it can remove that, as `start` and `delete` do:
+/// under the lock beside it. The connection on which it was asked.
+fn look_at_the_end(address: &str, look: impl FnOnce(&Path)) -> Client {
+    let path = Path::new(address.strip_prefix("unix://").expect("an address"));
+    let client = Client::connect(address).expect("connect");
+    let lock = fs::File::create(path.with_extension("lock")).expect("create");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
+    let request = ShutdownRequest { id: "c".into(), ..ShutdownRequest::default() };
+    ask(&client, "containerd.task.v3.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
+    std::thread::sleep(Duration::from_millis(200));
+    look(path);
+    fs::remove_file(path.with_extension("lock")).expect("unlink");
+    client
+}
+
 /// A start that finds the socket served while the server is about to end has told containerd of it: the server stays, for
 /// the container that is to come.
 #[test]
 fn a_start_at_the_last_moment() {
     let lab = Lab::new("{}");
     let address = lab.start("c");
-    let path = PathBuf::from(address.strip_prefix("unix://").expect("an address"));
-    let client = Client::connect(&address).expect("connect");
-    // As `start` does: it holds the lock while it looks.
-    let lock = fs::File::create(path.with_extension("lock")).expect("create");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
-    let request = ShutdownRequest { id: "c".into(), ..ShutdownRequest::default() };
-    ask(&client, "containerd.task.v3.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
-    std::thread::sleep(Duration::from_millis(200));
-    drop(std::os::unix::net::UnixStream::connect(&path).expect("connect"));
-    fs::remove_file(path.with_extension("lock")).expect("unlink");
-    drop(lock);
+    let _asked =
+        look_at_the_end(&address, |path| drop(std::os::unix::net::UnixStream::connect(path).expect("connect")));
     std::thread::sleep(Duration::from_secs(3));
     let request = ConnectRequest { id: "c".into(), ..ConnectRequest::default() };
     let client = Client::connect(&address).expect("connect");
@@ -184,25 +190,20 @@ fn a_start_at_the_last_moment() {
     assert_eq!(lab.left().len(), 1, "{:?}", lab.left());
 }
 
-/// `delete`, which containerd calls when the last connection is closed, only looks whether the socket is served. The server
-/// took that for the next container, and stayed for half a minute.
+/// `delete`, which containerd calls when the last connection is closed, only looks whether the socket is served; its end
+/// has a name. The server took that for the next container, and stayed for half a minute.
 #[test]
 fn who_only_looks_at_the_end_is_not_waited_for() {
     let lab = Lab::new("{}");
     let address = lab.start("c");
-    let path = PathBuf::from(address.strip_prefix("unix://").expect("an address"));
-    let client = Client::connect(&address).expect("connect");
-    let lock = fs::File::create(path.with_extension("lock")).expect("create");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("flock");
-    let request = ShutdownRequest { id: "c".into(), ..ShutdownRequest::default() };
-    ask(&client, "containerd.task.v3.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
-    std::thread::sleep(Duration::from_millis(200));
-    // It has the lock while it looks.
-    agentsbx::shim::socket::probe(&path).expect("connect");
-    fs::remove_file(path.with_extension("lock")).expect("unlink");
-    drop(lock);
+    let _asked = look_at_the_end(&address, |path| {
+        let (unix, stream) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
+        let socket = rustix::net::socket(unix, stream, None).expect("socket");
+        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_unnamed()).expect("bind");
+        rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(path).expect("a path")).expect("connect");
+    });
     within(Duration::from_secs(5), "the server ends", || lab.servers().is_empty());
-    assert!(!path.exists());
+    assert!(lab.left().is_empty(), "{:?}", lab.left());
 }
 
 /// What the server is to its host: a session of its own, nothing of the caller's open, a little more likely to be killed

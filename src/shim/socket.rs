@@ -114,11 +114,6 @@ fn lock(path: &Path, patience: Duration) -> Result<Option<LockFile>, ShimError> 
     LockFile::lock_for(&lock, patience).map_err(ShimError::io("lock", lock))
 }
 
-/// Whether `path` is served, asked as `delete` does: the server does not wait for a container because of it.
-pub fn probe(path: &Path) -> Result<bool, ShimError> {
-    is_served(path, Looker::Cleanup)
-}
-
 /// Whether a connection is taken at `path`.
 fn is_served(path: &Path, looker: Looker) -> Result<bool, ShimError> {
     // A server that takes none any more, with a full queue, would else be waited for.
