@@ -97,7 +97,12 @@ fn thirty_execs_with_ten_generations() {
     // Exactly: as it is planned.
     let plan = env.ok(["gc", "--dry-run"]);
     assert_eq!(kept(&bundle), now, "only planned");
+    let (before, there) = (layers(&env), now.len());
     let done = env.ok(["gc"]);
+    // Each merged layer is one more that is deleted, and one that is new.
+    let said = format!("{} generations dropped, {} layers deleted with them", there - 10, before - 10 + 1);
+    assert!(done.contains(&said) || there == 10, "{said}: {done}");
+    assert!(done.ends_with("\n0 leftovers deleted, 10 layers in use") || there == 10, "{done}");
     let lines = |text: &str| -> Vec<String> {
         text.lines().filter(|line| line.starts_with("container ")).map(str::to_owned).collect()
     };
@@ -244,9 +249,11 @@ fn what_runs_keeps_its_layers() {
     for n in 4..=15 {
         bundle.sh(&format!("echo {n} >/n; rm -f /file{}; echo {n} >/file{n}", n - 3)).expect(0);
     }
-    env.ok(["gc"]);
+    // Whatever was merged meanwhile: of layers that are mounted it is said that they stay, and for how long.
+    let done = env.ok(["gc"]);
+    assert!(done.contains("to be deleted when the execs that run on them have ended: "), "{done}");
     assert_eq!(kept(&bundle), [3, 14, 15]);
-    assert_eq!(env.ok(["gc", "--dry-run"]), format!("0 to delete, {} layers kept", layers(&env)));
+    assert_eq!(env.ok(["gc", "--dry-run"]), format!("0 leftovers to delete, {} layers in use now", layers(&env)));
     bundle.sh_with(["--layer", "discard"], "touch /dev/shm/go").expect(0);
     assert_eq!(late.wait().ok(), "3\n1\n2\n3");
     assert_eq!(bundle.sh_with(["--layer", "discard"], "cat /late; ls / | grep -c file").ok(), "late\n3");

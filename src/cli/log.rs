@@ -12,6 +12,7 @@ use crate::ops::history;
 use crate::ops::policy::Told;
 use crate::report::{End, rfc3339};
 use crate::store::{ExecRecord, LogEntry, now_ns};
+use crate::terms::count;
 
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 ///
@@ -150,7 +151,7 @@ fn event_text(kind: &str, payload: &Value, short: usize) -> String {
         "retention" => {
             let (from, to) = (&payload["from"], &payload["to"]);
             let which = if from == to { format!("generation {from}") } else { format!("generations {from} to {to}") };
-            let layers = render::count(payload["layers"].as_u64().unwrap_or(0), "layer");
+            let layers = count(payload["layers"].as_u64().unwrap_or(0), "layer");
             let bytes = render::bytes(payload["bytes"].as_u64().unwrap_or(0));
             let into = payload["into"].as_u64().map(|into| format!(", merged into {into}")).unwrap_or_default();
             let why = render::visible(payload["why"].as_str().unwrap_or("?"));

@@ -7,7 +7,7 @@ use rustix::termios::isatty;
 use super::decisions;
 use crate::diff::{Change, FileType, Kind, Summary};
 use crate::report::{End, ResultDocument};
-use crate::terms::{Disposition, EndKind};
+use crate::terms::{Disposition, EndKind, count};
 
 /// Colours, where the output is a terminal that wants them.
 #[derive(Debug, Clone, Copy)]
@@ -190,11 +190,6 @@ pub fn counts(paint: Paint, summary: &Summary) -> String {
     parts.join(" ")
 }
 
-/// How many of what: `1 generation`, `2 generations`.
-pub fn count(n: u64, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
 /// Numbers in ascending order, those that follow each other in brief: `1-3, 7`.
 pub fn ranges(numbers: &[u64]) -> String {
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -263,7 +258,7 @@ pub fn change(paint: Paint, change: &Change) -> String {
         note.push(format!("hard link to {}", visible(&link.to_string_lossy())));
     }
     if let Some(n) = change.entries.filter(|n| *n > 0) {
-        note.push(format!("with {n} {}", if n == 1 { "path" } else { "paths" }));
+        note.push(format!("with {}", count(n, "path")));
     }
     if !note.is_empty() {
         let _ = write!(line, "  {}", paint.text(Colour::Dim, &format!("({})", note.join("; "))));
@@ -360,7 +355,7 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
         row("used", used.join(", "));
     }
     if let Some(n) = document.survivors_killed.filter(|n| *n > 0) {
-        row("left running", format!("{n} {}, killed", if n == 1 { "process" } else { "processes" }));
+        row("left running", format!("{}, killed", count(n, "process")));
     }
     let changes = match document.disposition {
         None => "not known before it ends".to_owned(),

@@ -212,7 +212,7 @@ pub enum StoreError {
         parent: Generation,
     },
     /// `@-N` reaches behind generation 0.
-    #[error("@-{back} reaches behind generation 0: HEAD has {depth} generations below it")]
+    #[error("@-{back} reaches behind generation 0: HEAD has {} below it", crate::terms::count(*depth, "generation"))]
     TooFarBack {
         /// N.
         back: u64,
