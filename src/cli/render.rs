@@ -6,7 +6,7 @@ use rustix::termios::isatty;
 
 use super::decisions;
 use crate::diff::{Change, FileType, Kind, Summary};
-use crate::report::{End, ResultDocument};
+use crate::report::{Dropped, End, ResultDocument};
 use crate::terms::{Disposition, EndKind, count};
 
 /// Colours, where the output is a terminal that wants them.
@@ -299,6 +299,17 @@ pub fn summary(summary: &Summary) -> String {
 /// Most changes that `show` lists for people.
 const SHOWN: usize = 50;
 
+/// How a committed layer went.
+fn dropped(gone: &Dropped) -> String {
+    let at = gone.at.as_deref().map(|at| format!("at {} ", visible(at))).unwrap_or_default();
+    let place = match (gone.into, &gone.at) {
+        (Some(into), _) => format!(", merged into generation {into}"),
+        (None, Some(_)) => ", left by a rollback".to_owned(),
+        (None, None) => String::new(),
+    };
+    format!("{at}to keep the history within retention.{}{place}", gone.why)
+}
+
 /// A result document for people.
 pub fn result(paint: Paint, document: &ResultDocument) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
@@ -344,6 +355,9 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
             format!("{} (it saw generation {})", disposition(paint, document.disposition), document.generation.base),
         );
     }
+    if let Some(gone) = &document.dropped {
+        row("dropped", dropped(gone));
+    }
     if let Some(reason) = &document.conflict_reason {
         row("conflict", visible(reason));
     }
@@ -382,6 +396,8 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::Generation;
+    use crate::terms::Bound;
 
     #[test]
     fn hostile_names_can_not_drive_the_terminal() {
@@ -412,11 +428,30 @@ mod tests {
     }
 
     #[test]
+    fn how_a_layer_went() {
+        let text = include_str!("../../runtime-spec/examples/result-committed.json");
+        let mut document: ResultDocument = serde_json::from_str(text).unwrap();
+        let at = Some("2023-11-14T22:13:20.123456789Z".to_owned());
+        let why = Bound::Bytes;
+        for (at, into, want) in [
+            (None, None, ""),
+            (at.clone(), None, ", left by a rollback"),
+            (at, Some(Generation(7)), ", merged into generation 7"),
+        ] {
+            let when = at.as_ref().map(|at| format!("at {at} ")).unwrap_or_default();
+            document.dropped = Some(Dropped { why, at, into });
+            let shown = result(Paint::plain(), &document);
+            let line = format!("\ndropped      {when}to keep the history within retention.bytes{want}\n");
+            assert!(shown.contains(&line), "{line} in {shown}");
+        }
+    }
+
+    #[test]
     fn the_example_reads_well() {
         let text = include_str!("../../runtime-spec/examples/result-committed.json");
         let shown = result(Paint::plain(), &serde_json::from_str(text).unwrap());
         assert!(shown.contains("layer        committed as generation 2 (it saw 1)\n"), "{shown}");
         assert!(shown.contains("m /etc/group  (mode)\n") && shown.contains("A /root/note  (3 B)\n"), "{shown}");
-        assert!(!shown.contains('\x1b'));
+        assert!(!shown.contains('\x1b') && !shown.contains("dropped"));
     }
 }

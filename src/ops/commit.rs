@@ -154,7 +154,7 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
     let record = store.exec(container.key, exec)?;
     let layer = match (record.disposition, record.layer) {
         (Some(d), Some(layer)) if d.is_held() => layer,
-        (disposition, _) => return Err(StoreError::NotHeld { exec: record.id, disposition }.into()),
+        _ => return Err(store.not_held(container.key, &record).into()),
     };
     let touched = {
         let _lock = store.read_lock(container.key)?;
