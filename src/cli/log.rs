@@ -19,7 +19,7 @@ use crate::terms::{count, noun};
 /// @ is HEAD, which the next exec sees; * its ancestors; - a generation that a rollback left: "rollback" can return to
 /// it. "4 on 1" begins such a branch, with 1 as its parent. A layer that is "dropped" went to keep
 /// the history within its bounds ([retention] in the configuration): there is no way back to it. An exec whose layer was not committed has no number.
-/// The container's id is what "docker ps", "ctr containers list" and so on show.
+/// The container's id is what "docker ps", "podman ps", "crictl ps", "ctr containers list" and so on show.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line

@@ -124,8 +124,8 @@ pub enum StoreError {
     Audit(#[from] AuditError),
     /// There is no such container, live, in the store.
     #[error(
-        "container {name:?} not found: it takes an id, or the start of one, as `agentsbx log` lists them; the engine knows \
-         which id a name has (`docker inspect -f '{{{{.Id}}}}' NAME`)"
+        "container {name:?} not found: it takes an id, or the start of one, as `agentsbx log` lists them; a name is the \
+         engine's own, whose list has the id beside it (docker ps, podman ps, nerdctl ps, crictl ps; ctr has ids alone)"
     )]
     ContainerNotFound {
         /// The id or prefix asked for.
