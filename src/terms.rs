@@ -255,7 +255,7 @@ impl FromStr for Age {
             .ok_or_else(|| UnknownValue {
                 word: "age",
                 value: s.to_owned(),
-                expected: "seconds, a number with s, m, h or d (such as 12h or 30d), or 0 for no bound".into(),
+                expected: "seconds, or a number with s, m, h or d (such as 12h or 30d); write 0 for no bound".into(),
             })
     }
 }
@@ -282,7 +282,7 @@ impl FromStr for Timeout {
             || UnknownValue {
                 word: "timeout",
                 value: s.to_owned(),
-                expected: "seconds, a number with ms, s, m or h (such as 90 or 5m), or 0 for none".into(),
+                expected: "seconds, or a number with ms, s, m or h (such as 90 or 5m); write 0 for none".into(),
             },
         )
     }
