@@ -1,4 +1,5 @@
-//! Words with a fixed set of values, and durations, as annotations, flags, the database and documents spell them.
+//! Words with a fixed set of values, and durations, as annotations, flags, the database and documents spell them; and how
+//! many of something there are, as texts for people say it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,6 +28,22 @@ impl Classify for UnknownValue {
     fn kind(&self) -> Kind {
         Kind::InvalidInput
     }
+}
+
+/// How many of what: `1 generation`, `2 generations`, `0 processes`. `what` is in the singular.
+pub fn count(n: impl TryInto<u64>, what: &str) -> String {
+    let n = n.try_into().unwrap_or(u64::MAX);
+    format!("{n} {}", noun(n, what))
+}
+
+/// The word as it is after a number, or before a list of so many: `generation` for one, else `generations`.
+pub fn noun(n: impl TryInto<u64>, what: &str) -> String {
+    let ending = match n.try_into() {
+        Ok(1) => "",
+        _ if what.ends_with('s') || what.ends_with("sh") => "es",
+        _ => "s",
+    };
+    format!("{what}{ending}")
 }
 
 /// Declares an enum whose variants have fixed names, the same in text and in JSON.
@@ -238,7 +255,7 @@ impl FromStr for Age {
             .ok_or_else(|| UnknownValue {
                 word: "age",
                 value: s.to_owned(),
-                expected: "seconds, a number with s, m, h or d (such as 12h or 30d), or 0 for no bound".into(),
+                expected: "seconds, or a number with s, m, h or d (such as 12h or 30d); write 0 for no bound".into(),
             })
     }
 }
@@ -265,7 +282,7 @@ impl FromStr for Timeout {
             || UnknownValue {
                 word: "timeout",
                 value: s.to_owned(),
-                expected: "seconds, a number with ms, s, m or h (such as 90 or 5m), or 0 for none".into(),
+                expected: "seconds, or a number with ms, s, m or h (such as 90 or 5m); write 0 for none".into(),
             },
         )
     }
@@ -285,6 +302,16 @@ mod tests {
             "x".parse::<LayerMode>().unwrap_err().to_string(),
             r#"invalid layer mode "x": expected commit, commit-on-success, discard, hold, shared"#
         );
+    }
+
+    #[test]
+    fn one_and_many() {
+        assert_eq!(
+            (count(1, "layer"), count(0, "layer"), count(2, "layer")),
+            ("1 layer".into(), "0 layers".into(), "2 layers".into())
+        );
+        assert_eq!((count(2usize, "process"), count(1u32, "process")), ("2 processes".into(), "1 process".into()));
+        assert_eq!((noun(1, "squash"), noun(3, "squash")), ("squash".into(), "squashes".into()));
     }
 
     #[test]

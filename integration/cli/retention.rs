@@ -72,6 +72,20 @@ fn what_the_last_rollback_left_stays() {
     std::thread::sleep(Duration::from_millis(1100));
     env.ok(["gc"]);
     assert!(kept(&bundle).len() <= 1, "{:?}", kept(&bundle));
+    // What was left for good is in nothing else, and is told to be.
+    let text = env.ok(["log", id]);
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("dropped: over retention.")).collect();
+    assert!(lines.iter().any(|line| line.ends_with("; left by a rollback)")), "{text}");
+    assert!(lines.iter().all(|line| line.contains("merged into") != line.contains("left by")), "{text}");
+    let left: Vec<Value> = log(&bundle)
+        .into_iter()
+        .filter(|entry| entry["type"] == "retention" && entry["event"]["into"].is_null())
+        .collect();
+    let number = left[0]["event"]["from"].as_u64().expect("a number");
+    let exec = log(&bundle).into_iter().find(|entry| entry["type"] == "exec" && entry["generation"] == number);
+    let exec = exec.expect("its exec")["exec"].as_str().expect("an id").to_owned();
+    let shown = env.ok(["show", id, &exec]);
+    assert!(shown.lines().any(|line| line.starts_with("dropped") && line.ends_with(", left by a rollback")), "{shown}");
 }
 
 #[test]
@@ -97,7 +111,12 @@ fn thirty_execs_with_ten_generations() {
     // Exactly: as it is planned.
     let plan = env.ok(["gc", "--dry-run"]);
     assert_eq!(kept(&bundle), now, "only planned");
+    let (before, there) = (layers(&env), now.len());
     let done = env.ok(["gc"]);
+    // Each merged layer is one more that is deleted, and one that is new.
+    let said = format!("{} generations dropped, {} layers deleted with them", there - 10, before - 10 + 1);
+    assert!(done.contains(&said) || there == 10, "{said}: {done}");
+    assert!(done.ends_with("\n0 leftovers deleted, 10 layers in use") || there == 10, "{done}");
     let lines = |text: &str| -> Vec<String> {
         text.lines().filter(|line| line.starts_with("container ")).map(str::to_owned).collect()
     };
@@ -141,6 +160,33 @@ fn thirty_execs_with_ten_generations() {
     let shown = env.json(["show", id, third, "--json"]);
     assert_eq!(result::disposition(&shown), "committed");
     assert!(shown["changes"].to_string().contains("/file3"), "{shown}");
+    // When, why and where to.
+    let event = |number: u64| {
+        let dropped = |entry: &&Value| {
+            let runs = entry["event"]["generations"].as_array().into_iter().flatten();
+            entry["type"] == "retention"
+                && runs.filter_map(|run| run[0].as_u64().zip(run[1].as_u64())).any(|(a, b)| (a..=b).contains(&number))
+        };
+        let events: Vec<Value> = log(&bundle).iter().filter(dropped).cloned().collect();
+        assert_eq!(events.len(), 1, "{events:?}");
+        events.into_iter().next().expect("one")
+    };
+    let told = event(3);
+    let want = serde_json::json!({"why": "generations", "at": told["time"], "into": told["event"]["into"]});
+    assert_eq!(shown["dropped"], want);
+    let at = &told["time"].as_str().expect("a time")[..19];
+    let into = told["event"]["into"].as_u64().expect("a number");
+    let shown = env.ok(["show", id, third]);
+    let line = shown.lines().find(|line| line.starts_with("dropped")).unwrap_or_else(|| panic!("{shown}"));
+    assert!(
+        line.contains(at) && line.ends_with(&format!("retention.generations, merged into generation {into}")),
+        "{line}"
+    );
+    for verb in ["commit", "discard"] {
+        let refused = env.run([verb, id, third]).expect(1).stderr;
+        let want = format!("it was committed as generation 3, which was dropped at {at}Z to keep the history within");
+        assert!(refused.contains(&want), "{verb}: {refused}");
+    }
     assert!(env.run(["diff", id, third]).expect(1).stderr.contains("was dropped"));
     let merged = execs[20]["exec"].as_str().expect("an id");
     assert!(env.run(["diff", id, merged]).expect(1).stderr.contains("older generations were merged"));
@@ -244,9 +290,11 @@ fn what_runs_keeps_its_layers() {
     for n in 4..=15 {
         bundle.sh(&format!("echo {n} >/n; rm -f /file{}; echo {n} >/file{n}", n - 3)).expect(0);
     }
-    env.ok(["gc"]);
+    // Whatever was merged meanwhile: of layers that are mounted it is said that they stay, and for how long.
+    let done = env.ok(["gc"]);
+    assert!(done.contains("to be deleted when the execs that run on them have ended: "), "{done}");
     assert_eq!(kept(&bundle), [3, 14, 15]);
-    assert_eq!(env.ok(["gc", "--dry-run"]), format!("0 to delete, {} layers kept", layers(&env)));
+    assert_eq!(env.ok(["gc", "--dry-run"]), format!("0 leftovers to delete, {} layers in use now", layers(&env)));
     bundle.sh_with(["--layer", "discard"], "touch /dev/shm/go").expect(0);
     assert_eq!(late.wait().ok(), "3\n1\n2\n3");
     assert_eq!(bundle.sh_with(["--layer", "discard"], "cat /late; ls / | grep -c file").ok(), "late\n3");

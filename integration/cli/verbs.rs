@@ -314,20 +314,108 @@ fn git_takes_the_patch() {
     assert!(std::fs::read_to_string(before.join("etc/passwd")).expect("read").contains("x:x:9:9::/:"));
 }
 
-/// An engine gets rid of a container whatever the configuration has come to; what would run with other rules than its
-/// owner wrote does not run.
+/// An engine can always look at a container, end it and get rid of it, and a person repair, whatever the configuration has
+/// come to; what would run, or be dropped, by other rules than its owner wrote is not.
 #[test]
-fn a_broken_configuration_stops_execs_but_no_delete() {
-    let env = Env::new();
+fn a_broken_configuration_stops_what_begins_and_not_what_ends() {
+    for (name, text, mode, words) in [
+        ("unknown key", "[exec]\nlayr = 1\n", 0o644, "line 2, exec.layr: unknown field"),
+        ("no TOML", "[retention]\ngenerations = 1\n[exec\n", 0o644, "unclosed table"),
+        ("wrong value", "[retention]\ngenerations = 1\nage = 'none'\n", 0o644, "write 0 for no bound"),
+        ("not the owner's alone", "", 0o666, "everybody can write to it"),
+    ] {
+        let env = Env::new();
+        let bundle = Bundle::running(&env);
+        for n in 1..=3 {
+            bundle.sh(&format!("echo {n} >/n")).expect(0);
+        }
+        bundle.sh_with(["--layer", "hold"], "echo held >/held").expect(0);
+        let held = result::exec(&bundle.show()).to_owned();
+        let config = env.dir.join("broken.toml");
+        std::io::Write::write_all(&mut std::fs::File::create(&config).expect("create"), text.as_bytes())
+            .expect("write");
+        std::fs::set_permissions(&config, std::os::unix::fs::PermissionsExt::from_mode(mode)).expect("chmod");
+        let with = |args: &[&str]| env.cmd(args).env("AGENTSBX_CONFIG", &config).run();
+        let id = bundle.id.as_str();
+        let other = Bundle::new(&env, ["true"]);
+        other.write();
+        let dir = other.dir.to_str().expect("a name");
+        for (args, code) in [
+            (&["exec", id, "true"][..], 255),
+            (&["create", "--bundle", dir, &other.id], 1),
+            (&["run", "--bundle", dir, &other.id], 1),
+            (&["commit", id, &held], 1),
+            (&["discard", id, &held], 1),
+            (&["rollback", id, "1"], 1),
+            (&["reset", id], 1),
+            (&["apply", id], 1),
+            (&["gc"], 1),
+            (&["fsck", "--repair"], 2),
+        ] {
+            let refused = with(args).expect(code);
+            assert!(refused.stderr.contains(words), "{name}, {args:?}: {}", refused.stderr);
+            assert_eq!(refused.stdout, "", "{name}, {args:?}");
+        }
+        // What engines call says what it says, and nothing besides.
+        let mut goes_on = vec![
+            vec!["state", id],
+            vec!["list"],
+            vec!["list", "--format", "json"],
+            vec!["ps", id],
+            vec!["ps", "--format", "json", id],
+            vec!["events", "--stats", id],
+            vec!["pause", id],
+            vec!["resume", id],
+            vec!["features"],
+            vec!["--version"],
+            vec!["kill", id, "0"],
+        ];
+        let told = with(&["recover"]).expect(0);
+        assert!(told.stdout.starts_with("nothing to recover"), "{name}: {}", told.both());
+        assert!(told.stderr.contains(words), "{name}: {}", told.stderr);
+        assert!(told.stderr.contains(&format!("the store is {}", env.store.display())), "{name}: {}", told.stderr);
+        let kept = env.ok(["log", id, "--json"]);
+        assert_eq!(kept.lines().filter(|line| line.contains(r#""disposition":"committed""#)).count(), 3, "{kept}");
+        assert!(!kept.contains("retention"), "{name}: {kept}");
+        goes_on.extend([vec!["kill", id, "KILL"], vec!["delete", "--force", id]]);
+        let log = env.dir.join("log.json");
+        for args in goes_on {
+            let output = env
+                .cmd(["--log", log.to_str().expect("a name"), "--log-format", "json"])
+                .args(&args)
+                .env("AGENTSBX_CONFIG", &config)
+                .run()
+                .expect(0);
+            assert_eq!(output.stderr, "", "{name}, {args:?}");
+        }
+        // Of these only delete needs the store, and tells the log what it does without.
+        let lines = std::fs::read_to_string(&log).expect("a log");
+        let lines: Vec<&str> = lines.lines().collect();
+        assert_eq!(lines.len(), 1, "{name}: {lines:#?}");
+        assert!(lines[0].contains(r#""level":"warning""#) && lines[0].contains("the store is"), "{name}: {lines:#?}");
+        assert!(env.run(["show", id]).expect(1).stderr.contains("not found"), "{name}");
+    }
+}
+
+/// A container is ended though the file that says where the store is has a mistake: the store is the file's all the same.
+#[test]
+fn a_store_that_a_broken_configuration_names_is_found() {
+    let env = Env::with_config("profile = 'oci'\n");
     let bundle = Bundle::running(&env);
+    bundle.sh("echo x >/x").expect(0);
     let config = env.dir.join("broken.toml");
-    std::io::Write::write_all(&mut std::fs::File::create(&config).expect("create"), b"[exec]\nlayr = 1\n")
-        .expect("write");
-    let with = |args: &[&str]| env.cmd(args).env("AGENTSBX_CONFIG", &config).run();
-    let refused = with(&["exec", &bundle.id, "true"]).expect(255);
-    assert!(refused.stderr.contains("layr"), "{}", refused.stderr);
-    with(&["kill", &bundle.id, "KILL"]).expect(0);
-    with(&["delete", "--force", &bundle.id]).expect(0);
+    let text = format!("store = '{}'\nprofil = 'oci'\n", env.store.display());
+    std::io::Write::write_all(&mut std::fs::File::create(&config).expect("create"), text.as_bytes()).expect("write");
+    let deleted = Cmd::new(&env.binary)
+        .env("AGENTSBX_CONFIG", &config)
+        .arg("--root")
+        .arg(&env.root)
+        .args(["delete", "--force", &bundle.id])
+        .on_terminal()
+        .run()
+        .expect(0);
+    // A person is told.
+    assert!(deleted.both().contains("unknown field `profil`"), "{}", deleted.both());
     assert!(env.run(["show", &bundle.id]).expect(1).stderr.contains("not found"));
 }
 

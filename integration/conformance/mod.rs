@@ -8,6 +8,7 @@ mod life;
 mod mounts;
 mod process;
 mod reports;
+mod texts;
 
 use crate::support::named;
 

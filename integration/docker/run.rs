@@ -33,6 +33,37 @@ fn run_has_dockers_exit_codes() {
     docker(&["sh", "-c", "sh -c 'kill -9 $$'; exit $?"]).expect(137);
 }
 
+/// What could not be started is told as with runc: once, in runc's words, but for the program's name. Whoever reads more
+/// than that in Docker's line reads Docker's own.
+#[test]
+fn what_fails_is_told_once_as_with_runc() {
+    // A line more comes of the client's own race with the container's removal, under either runtime.
+    let said = |runtime: &[&str], what: &[&str]| -> Vec<String> {
+        let output = engines().docker(["run", "--rm"]).args(runtime).arg(BUSYBOX).args(what).run();
+        let lines = output.stderr.lines().filter(|line| !line.contains("error waiting for container"));
+        lines.map(str::to_owned).collect()
+    };
+    for (what, once) in [
+        (vec!["no-such-command"], "executable file not found in $PATH"),
+        (vec!["/no/such/file"], "no such file or directory"),
+        (vec!["/etc"], "permission denied"),
+    ] {
+        let ours = said(&[], &what);
+        let lines = ours.iter().filter(|line| line.contains(once)).count();
+        assert_eq!((lines, ours.len()), (1, 1), "{ours:#?}");
+        assert!(ours[0].contains("OCI runtime create failed: agentsbx create failed: "), "{ours:#?}");
+        let as_theirs = ours[0].replace("agentsbx create failed", "runc create failed");
+        assert_eq!([as_theirs], said(&["--runtime", "runc"], &what).as_slice());
+    }
+    let [ours, theirs] = [Container::idle([]), Container::idle(["--runtime", "runc"])];
+    for what in [&["no-such-command"][..], &["/no/such/file"], &["/etc"]] {
+        let [ours, theirs] = [&ours, &theirs].map(|container| container.exec_with([], what).run());
+        assert_eq!((ours.code, ours.both()), (theirs.code, theirs.both()), "{what:?}");
+    }
+    let [ours, theirs] = [&ours, &theirs].map(|one| one.exec_with(["-w", "/nowhere"], &["true"]).run().both());
+    assert_eq!(ours, theirs);
+}
+
 /// A terminal: the command has one, reads what is typed, and knows the size that the user's has.
 #[test]
 fn run_it_has_a_terminal() {

@@ -8,6 +8,7 @@ use super::render::{self, visible};
 use super::{Global, print};
 use crate::diff::apply::{Action, Plan, Step};
 use crate::ops::apply::{self, Request};
+use crate::terms::count;
 
 /// Copy committed changes of copy-on-write mounts to the host
 ///
@@ -75,10 +76,7 @@ fn text(plan: &Plan, done: bool, force: bool) -> String {
     }
     let mut text = render::table(&rows);
     let steps = plan.steps.len();
-    let conflicts = match plan.conflicts.len() {
-        1 => "1 conflict".to_owned(),
-        n => format!("{n} conflicts"),
-    };
+    let conflicts = count(plan.conflicts.len(), "conflict");
     text.push_str(&match (done, plan.conflicts.len()) {
         (true, _) => format!("{steps} applied\n"),
         (false, 0) => format!("{steps} to apply\n"),
@@ -94,7 +92,7 @@ fn told(step: &Step) -> String {
     if step.action == Action::Delete {
         return kind;
     }
-    let size = step.size.map(|size| format!(", {size} bytes")).unwrap_or_default();
+    let size = step.size.map(|size| format!(", {}", count(size, "byte"))).unwrap_or_default();
     let dropped =
         if step.dropped.is_empty() { String::new() } else { format!(", without {}", step.dropped.join(", ")) };
     let target = step.target.as_ref().map(|to| format!(" -> {}", visible(&to.to_string_lossy()))).unwrap_or_default();

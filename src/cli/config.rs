@@ -34,7 +34,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     if args.defaults {
         return Ok(print(&config::defaults()).map(|()| 0)?);
     }
-    let sources = global.sources()?;
+    let sources = global.sources();
     let entries = config::explain(&sources)?;
     if args.json {
         let lines: Result<String, _> = entries.iter().map(|e| Ok(format!("{}\n", serde_json::to_string(e)?))).collect();

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::render::{Colour, Paint, clip, visible};
 use crate::ops::policy::Told;
+use crate::terms::count;
 
 /// How many characters of a value are shown.
 const VALUE_WIDTH: usize = 160;
@@ -13,7 +14,7 @@ const VALUE_WIDTH: usize = 160;
 /// A container's policy in a few words.
 pub fn in_brief(told: &Told) -> String {
     let n = told.decisions.len() + told.left_out;
-    format!("profile {}, {n} {}", told.profile, if n == 1 { "decision" } else { "decisions" })
+    format!("profile {}, {}", told.profile, count(n, "decision"))
 }
 
 /// A container's policy.

@@ -1,6 +1,6 @@
 //! `delete`.
 
-use super::Global;
+use super::{Global, Told};
 use crate::ops;
 use crate::runtime::DeleteRequest;
 
@@ -18,7 +18,7 @@ pub struct Args {
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let request = DeleteRequest { root: global.root.clone(), id: super::id(&args.id)?, force: args.force };
     // Engines must get rid of a container whatever the configuration has come to.
-    let context = global.context_or_default(&mut |text| super::warn(global, text));
+    let context = global.context_or_least(Told::Engine);
     if let Some(warning) = ops::delete::delete(&context, &request)? {
         super::warn(global, &warning.to_string());
     }

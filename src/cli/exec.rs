@@ -116,11 +116,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         overrides: Overrides { layer: args.layer, timeout: args.timeout, orphans: args.orphans },
         result: args.result.map(std::path::absolute).transpose()?,
     };
-    let done = exec(&context, request).map_err(|err| match err {
-        // runc's own text for an id that nothing has.
-        crate::ops::OpsError::Runtime(crate::runtime::RuntimeError::NotFound) => err.into(),
-        other => anyhow::anyhow!("exec failed: {}", crate::error::chain(&other)),
-    })?;
+    let done = exec(&context, request).map_err(|err| anyhow::anyhow!("exec failed: {}", crate::error::chain(&err)))?;
     if let Some(warning) = done.warning {
         super::warn(global, &crate::error::chain(&warning));
     }

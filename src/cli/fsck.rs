@@ -3,6 +3,7 @@
 use super::render::{Colour, Paint, visible};
 use super::{Global, print};
 use crate::ops::fsck::{self, Area, Repair, Report};
+use crate::terms::count;
 
 /// Check the store, and repair it with --repair; exits 0 if it is clean (now), 1 if problems are left, 2 if it can't be
 /// checked
@@ -59,18 +60,20 @@ fn text(report: &Report, dry_run: bool, paint: Paint) -> String {
     }
     let looked = &report.looked;
     text.push_str(&format!(
-        "{}: {} containers, {} generations, {} execs, {} paths, {} events\n",
+        "{}: {}, {}, {}, {}, {}\n",
         report.store.display(),
-        looked.containers,
-        looked.generations,
-        looked.execs,
-        looked.paths,
-        looked.events
+        count(looked.containers, "container"),
+        count(looked.generations, "generation"),
+        count(looked.execs, "exec"),
+        count(looked.paths, "path"),
+        count(looked.events, "event")
     ));
     let left = report.problems.len();
     let repairable = report.problems.iter().filter(|p| p.repair != Repair::Hand).count();
     text.push_str(&match (left, repairable) {
         (0, _) => format!("{}\n", paint.text(Colour::Good, "clean")),
+        (1, 0) => "1 problem, which --repair can't repair\n".to_owned(),
+        (1, _) => "1 problem, which `agentsbx fsck --repair` repairs\n".to_owned(),
         (n, 0) => format!("{n} problems, none of which can be repaired by --repair\n"),
         (n, _) => format!("{n} problems, {repairable} of which `agentsbx fsck --repair` repairs\n"),
     });
@@ -108,7 +111,7 @@ mod tests {
              \u{20}       restore it\n\
              problem layer B\n\
              note x\n\
-             /s: 1 containers, 2 generations, 3 execs, 4 paths, 5 events\n\
+             /s: 1 container, 2 generations, 3 execs, 4 paths, 5 events\n\
              2 problems, 1 of which `agentsbx fsck --repair` repairs\n"
         );
         assert!(text(&report, true, Paint::plain()).contains("layer B\n        would be deleted\n"));

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 
-use super::Global;
+use super::{Global, Told};
 use crate::ops;
 use crate::runtime::{self, KillRequest, Record};
 use crate::sys::signal;
@@ -29,7 +29,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let signal = signal::parse(&args.signal).with_context(|| format!("unknown signal {:?}", args.signal))?;
     if let Some(exec) = &args.exec {
         let record = Record::load(&global.root, &id)?;
-        let context = global.context_or_default(&mut |text| super::warn(global, text));
+        let context = global.context_or_least(Told::Engine);
         ops::kill::exec(&context, &record, exec, signal)?;
         return Ok(0);
     }

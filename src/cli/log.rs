@@ -12,13 +12,14 @@ use crate::ops::history;
 use crate::ops::policy::Told;
 use crate::report::{End, rfc3339};
 use crate::store::{ExecRecord, LogEntry, now_ns};
+use crate::terms::{count, noun};
 
 /// Show a container's history (execs, commits, rollbacks), or list the containers that have one
 ///
 /// @ is HEAD, which the next exec sees; * its ancestors; - a generation that a rollback left: "rollback" can return to
 /// it. "4 on 1" begins such a branch, with 1 as its parent. A layer that is "dropped" went to keep
 /// the history within its bounds ([retention] in the configuration): there is no way back to it. An exec whose layer was not committed has no number.
-/// The container's id is what "docker ps", "ctr containers list" and so on show.
+/// The container's id is what "docker ps", "podman ps", "crictl ps", "ctr containers list" and so on show.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One JSON object a line
@@ -149,15 +150,31 @@ fn event_text(kind: &str, payload: &Value, short: usize) -> String {
         "discard" => format!("discard of {}", exec()),
         "retention" => {
             let (from, to) = (&payload["from"], &payload["to"]);
-            let which = if from == to { format!("generation {from}") } else { format!("generations {from} to {to}") };
-            let layers = render::count(payload["layers"].as_u64().unwrap_or(0), "layer");
+            let listed = runs(&payload["generations"])
+                .unwrap_or_else(|| if from == to { from.to_string() } else { format!("{from} to {to}") });
+            let which = format!(
+                "{} {}",
+                noun(payload["layers"].as_u64().unwrap_or(0), "generation"),
+                render::clip(&listed, 60)
+            );
+            let layers = count(payload["layers"].as_u64().unwrap_or(0), "layer");
             let bytes = render::bytes(payload["bytes"].as_u64().unwrap_or(0));
-            let into = payload["into"].as_u64().map(|into| format!(", merged into {into}")).unwrap_or_default();
+            let place =
+                payload["into"].as_u64().map_or("left by a rollback".to_owned(), |into| format!("merged into {into}"));
             let why = render::visible(payload["why"].as_str().unwrap_or("?"));
-            format!("{which} dropped: over retention.{why} ({layers}, {bytes}{into})")
+            format!("{which} dropped: over retention.{why} ({layers}, {bytes}; {place})")
         }
         other => render::visible(other),
     }
+}
+
+/// The numbers of an event that lists them, as the first and last of each run.
+fn runs(listed: &Value) -> Option<String> {
+    let one = |run: &Value| {
+        let (first, last) = run[0].as_u64().zip(run[1].as_u64())?;
+        Some(if first == last { first.to_string() } else { format!("{first}-{last}") })
+    };
+    Some(listed.as_array()?.iter().map(one).collect::<Option<Vec<_>>>()?.join(", "))
 }
 
 /// How many characters of an exec's id tell all of them apart; at least twelve.
@@ -201,6 +218,23 @@ fn as_json(entry: &LogEntry) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_retention_dropped_and_how() {
+        let mut payload = json!({
+            "from": 2, "to": 7, "layers": 3, "bytes": 2048, "why": "generations", "generations": [[2, 3], [7, 7]], "into": 9,
+        });
+        let text = |payload: &Value| event_text("retention", payload, 12);
+        let end = "dropped: over retention.generations (3 layers, 2.0 KiB; merged into 9)";
+        assert_eq!(text(&payload), format!("generations 2-3, 7 {end}"));
+        // As they were written before the numbers were listed.
+        payload["generations"] = Value::Null;
+        assert_eq!(text(&payload), format!("generations 2 to 7 {end}"));
+        let left = json!({
+            "from": 5, "to": 5, "layers": 1, "bytes": 0, "why": "age", "generations": [[5, 5]],
+        });
+        assert_eq!(text(&left), "generation 5 dropped: over retention.age (1 layer, 0 B; left by a rollback)");
+    }
 
     #[test]
     fn any_time_is_told() {

@@ -136,35 +136,41 @@ impl Global {
         }
     }
 
-    /// As `context`, for what must work with a configuration that can't be read: then with the defaults, and the flags.
-    fn context_or_default(&self, warn: &mut dyn FnMut(&str)) -> Context {
-        self.context().unwrap_or_else(|err| {
-            warn(&format!("the defaults are used: {err:#}"));
-            let mut config = configuration::Config::default();
-            let env = || std::env::var_os("AGENTSBX_STORE").filter(|v| !v.is_empty()).map(PathBuf::from);
-            if let Some(store) = self.store.clone().or_else(env).filter(|path| path.is_absolute()) {
-                config.store = store;
+    /// As `context`, for what must work with a configuration that can't be read. What is wrong with it is told: in the log
+    /// file, and on stderr if `told` says that this is a person's.
+    fn context_or_least(&self, told: Told) -> Context {
+        let (config, err) = configuration::load_or_least(&self.sources());
+        if let Some(err) = err {
+            let store = config.store.display();
+            let text = format!(
+                "{}; without it the store is {store}, and nothing is dropped by [retention] or [log]",
+                report::plain_errno(&crate::error::chain(&err))
+            );
+            report::warning(&report::Target::of(self), &text);
+            if told == Told::Person || rustix::termios::isatty(rustix::stdio::stderr()) {
+                let _ = writeln!(std::io::stderr(), "{NAME}: {}", render::visible(&text));
             }
-            Context { config }
-        })
+        }
+        Context { config }
     }
 
     /// The configuration, and what use cases need besides.
     fn context(&self) -> anyhow::Result<Context> {
-        Ok(Context { config: configuration::load(&self.sources()?)? })
+        Ok(Context { config: configuration::load(&self.sources())? })
     }
 
     /// What flags and the environment say of the configuration.
-    fn sources(&self) -> anyhow::Result<Sources> {
+    fn sources(&self) -> Sources {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let root = rustix::process::geteuid().is_root();
         let data = || var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share")));
-        Ok(Sources {
+        Sources {
             file: var("AGENTSBX_CONFIG"),
-            store_flag: self.store.as_ref().map(std::path::absolute).transpose()?,
+            // What can't be made absolute is refused as it is.
+            store_flag: self.store.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())),
             store_env: var("AGENTSBX_STORE"),
             user_data: if root { None } else { data().map(|dir| dir.join(NAME)) },
-        })
+        }
     }
 
     /// The file for debug events: none without `--debug` and `--log`, since stderr may be the container's.
@@ -172,6 +178,15 @@ impl Global {
         let path = self.log.as_deref().filter(|_| self.debug)?;
         report::open_log(path).ok()
     }
+}
+
+/// Whose the standard error is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// A verb that people call.
+    Person,
+    /// A verb that engines call, which may read it for their answer; at a terminal it is a person all the same.
+    Engine,
 }
 
 /// `/run/agentsbx`; for a user without root below `XDG_RUNTIME_DIR`.

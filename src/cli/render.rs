@@ -6,8 +6,8 @@ use rustix::termios::isatty;
 
 use super::decisions;
 use crate::diff::{Change, FileType, Kind, Summary};
-use crate::report::{End, ResultDocument};
-use crate::terms::{Disposition, EndKind};
+use crate::report::{Dropped, End, ResultDocument};
+use crate::terms::{Disposition, EndKind, count};
 
 /// Colours, where the output is a terminal that wants them.
 #[derive(Debug, Clone, Copy)]
@@ -190,11 +190,6 @@ pub fn counts(paint: Paint, summary: &Summary) -> String {
     parts.join(" ")
 }
 
-/// How many of what: `1 generation`, `2 generations`.
-pub fn count(n: u64, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
-}
-
 /// Numbers in ascending order, those that follow each other in brief: `1-3, 7`.
 pub fn ranges(numbers: &[u64]) -> String {
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -263,7 +258,7 @@ pub fn change(paint: Paint, change: &Change) -> String {
         note.push(format!("hard link to {}", visible(&link.to_string_lossy())));
     }
     if let Some(n) = change.entries.filter(|n| *n > 0) {
-        note.push(format!("with {n} {}", if n == 1 { "path" } else { "paths" }));
+        note.push(format!("with {}", count(n, "path")));
     }
     if !note.is_empty() {
         let _ = write!(line, "  {}", paint.text(Colour::Dim, &format!("({})", note.join("; "))));
@@ -303,6 +298,17 @@ pub fn summary(summary: &Summary) -> String {
 
 /// Most changes that `show` lists for people.
 const SHOWN: usize = 50;
+
+/// How a committed layer went.
+fn dropped(gone: &Dropped) -> String {
+    let at = gone.at.as_deref().map(|at| format!("at {} ", visible(at))).unwrap_or_default();
+    let place = match (gone.into, &gone.at) {
+        (Some(into), _) => format!(", merged into generation {into}"),
+        (None, Some(_)) => ", left by a rollback".to_owned(),
+        (None, None) => String::new(),
+    };
+    format!("{at}to keep the history within retention.{}{place}", gone.why)
+}
 
 /// A result document for people.
 pub fn result(paint: Paint, document: &ResultDocument) -> String {
@@ -349,6 +355,9 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
             format!("{} (it saw generation {})", disposition(paint, document.disposition), document.generation.base),
         );
     }
+    if let Some(gone) = &document.dropped {
+        row("dropped", dropped(gone));
+    }
     if let Some(reason) = &document.conflict_reason {
         row("conflict", visible(reason));
     }
@@ -360,7 +369,7 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
         row("used", used.join(", "));
     }
     if let Some(n) = document.survivors_killed.filter(|n| *n > 0) {
-        row("left running", format!("{n} {}, killed", if n == 1 { "process" } else { "processes" }));
+        row("left running", format!("{}, killed", count(n, "process")));
     }
     let changes = match document.disposition {
         None => "not known before it ends".to_owned(),
@@ -387,6 +396,8 @@ pub fn result(paint: Paint, document: &ResultDocument) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::Generation;
+    use crate::terms::Bound;
 
     #[test]
     fn hostile_names_can_not_drive_the_terminal() {
@@ -417,11 +428,30 @@ mod tests {
     }
 
     #[test]
+    fn how_a_layer_went() {
+        let text = include_str!("../../runtime-spec/examples/result-committed.json");
+        let mut document: ResultDocument = serde_json::from_str(text).unwrap();
+        let at = Some("2023-11-14T22:13:20.123456789Z".to_owned());
+        let why = Bound::Bytes;
+        for (at, into, want) in [
+            (None, None, ""),
+            (at.clone(), None, ", left by a rollback"),
+            (at, Some(Generation(7)), ", merged into generation 7"),
+        ] {
+            let when = at.as_ref().map(|at| format!("at {at} ")).unwrap_or_default();
+            document.dropped = Some(Dropped { why, at, into });
+            let shown = result(Paint::plain(), &document);
+            let line = format!("\ndropped      {when}to keep the history within retention.bytes{want}\n");
+            assert!(shown.contains(&line), "{line} in {shown}");
+        }
+    }
+
+    #[test]
     fn the_example_reads_well() {
         let text = include_str!("../../runtime-spec/examples/result-committed.json");
         let shown = result(Paint::plain(), &serde_json::from_str(text).unwrap());
         assert!(shown.contains("layer        committed as generation 2 (it saw 1)\n"), "{shown}");
         assert!(shown.contains("m /etc/group  (mode)\n") && shown.contains("A /root/note  (3 B)\n"), "{shown}");
-        assert!(!shown.contains('\x1b'));
+        assert!(!shown.contains('\x1b') && !shown.contains("dropped"));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Global, print};
 use crate::ops::rollback;
+use crate::terms::count;
 
 /// Kill every exec of a container and go back to generation 0
 #[derive(Debug, clap::Args)]
@@ -13,7 +14,6 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let (killed, moved) = rollback::reset(&global.context()?, &args.container)?;
-    let word = if killed == 1 { "exec" } else { "execs" };
-    print(&format!("{killed} {word} killed, HEAD {} -> {}\n", moved.from, moved.to))?;
+    print(&format!("{} killed, HEAD {} -> {}\n", count(killed, "exec"), moved.from, moved.to))?;
     Ok(0)
 }

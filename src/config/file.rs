@@ -6,7 +6,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::rules::{
-    Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl, bytes, bytes_or_none,
+    Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl, bytes, bytes_or_none, whole,
 };
 use super::{Config, ConfigError, DEFAULT_KEEP_EVENTS, DEFAULT_RETENTION, DEFAULT_TIMEOUT};
 use crate::terms::{self, Age, Allow, LayerMode, Orphans, Profile, Timeout};
@@ -73,6 +73,7 @@ impl Default for Exec {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Log {
+    #[serde(deserialize_with = "read_keep")]
     keep: u64,
 }
 
@@ -86,6 +87,7 @@ impl Default for Log {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Retention {
+    #[serde(deserialize_with = "read_generations")]
     generations: u64,
     #[serde(deserialize_with = "bytes", serialize_with = "bytes_or_none")]
     bytes: Option<u64>,
@@ -105,6 +107,14 @@ impl Retention {
         let generations = Some(self.generations).filter(|n| *n > 0);
         terms::Retention { generations, bytes: self.bytes, age: self.age.0 }
     }
+}
+
+fn read_keep<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    whole(deserializer, "all")
+}
+
+fn read_generations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    whole(deserializer, "no bound")
 }
 
 fn read_age<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Age, D::Error> {
@@ -282,10 +292,47 @@ mod tests {
             ("[files]\ndeny = ['/.']\n", "line 2, files.deny", "below the root directory"),
             ("[files]\nallow-write = 'some'\n", "line 2, files.allow-write", "or \"all\""),
             ("[files]\nallow-write = ['x']\n", "line 2, files.allow-write", "expected an absolute path"),
-            ("[log]\nkeep = 'all'\n", "line 2, log.keep", "invalid type"),
-            ("[retention]\ngenerations = -1\n", "line 2, retention.generations", "invalid value"),
-            ("[retention]\ngenerations = 'all'\n", "line 2, retention.generations", "invalid type"),
-            ("[retention]\nbytes = 'much'\n", "line 2, retention.bytes", "expected a size"),
+            (
+                "[log]\nkeep = 'all'\n",
+                "line 2, log.keep",
+                "\"all\": expected a whole number such as 1000; write 0 for all",
+            ),
+            (
+                "[retention]\ngenerations = -1\n",
+                "line 2, retention.generations",
+                "\"-1\": expected a whole number such as 1000; write 0 for no bound",
+            ),
+            (
+                "[retention]\ngenerations = 'none'\n",
+                "line 2, retention.generations",
+                "\"none\": expected a whole number such as 1000; write 0 for no bound",
+            ),
+            ("[retention]\ngenerations = 1.5\n", "line 2, retention.generations", "expected a whole number"),
+            (
+                "[retention]\nbytes = 'much'\n",
+                "line 2, retention.bytes",
+                "expected a size: a whole number of bytes, or",
+            ),
+            (
+                "[retention]\nbytes = '1.5G'\n",
+                "line 2, retention.bytes",
+                "\"1.5G\": write \"1536M\": expected a whole number of bytes, or one with K, M, G or T (powers of 1024), \
+                 such as \"512M\"; \"none\" or 0 is no bound",
+            ),
+            ("[retention]\nbytes = '0.1 KiB'\n", "line 2, retention.bytes", "write \"102\""),
+            ("[retention]\nbytes = '1.5X'\n", "line 2, retention.bytes", "one with K, M, G or T"),
+            (
+                "[retention]\nbytes = '99999999999T'\n",
+                "line 2, retention.bytes",
+                "a size of at most 9223372036854775807",
+            ),
+            (
+                "[retention]\nage = 'none'\n",
+                "line 2, retention.age",
+                "invalid age \"none\": expected seconds, or a number with s, m, h or d (such as 12h or 30d); write 0 for no \
+                 bound",
+            ),
+            ("[exec]\ntimeout = 'none'\n", "line 2, exec.timeout", "write 0 for none"),
             ("[retention]\nage = '3w'\n", "line 2, retention.age", "invalid age \"3w\": expected seconds"),
             ("[retention]\ntime = 3\n", "line 2, retention.time", "unknown field"),
             ("x = [[\n", "line 1, x", "unclosed array"),

@@ -200,6 +200,24 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     resolve(&sources.text()?, sources)
 }
 
+/// As [`load`], for what must go on whatever the file has come to: ending containers, and repairing. What is wrong with the
+/// file comes beside. Nothing is then dropped by bounds, since nobody knows which ones were meant; the store is where flag,
+/// environment or the file say, the latter if it is TOML at all.
+pub fn load_or_least(sources: &Sources) -> (Config, Option<ConfigError>) {
+    let err = match load(sources) {
+        Ok(config) => return (config, None),
+        Err(err) => err,
+    };
+    let text = sources.text().unwrap_or_default();
+    let written: toml::Table = toml::from_str(&text).unwrap_or_default();
+    let file = written.get("store").and_then(toml::Value::as_str).map(PathBuf::from);
+    let places = [sources.store_flag.clone(), sources.store_env.clone(), file, sources.user_data.clone()];
+    let store = places.into_iter().flatten().find(|path| path.is_absolute());
+    let mut config = Config { retention: Retention::default(), keep_events: 0, ..Config::default() };
+    config.store = store.unwrap_or(config.store);
+    (config, Some(err))
+}
+
 /// As [`load`], key by key, each value with where it comes from.
 pub fn explain(sources: &Sources) -> Result<Vec<Entry>, ConfigError> {
     let text = sources.text()?;
@@ -272,6 +290,34 @@ mod tests {
         }
         for fine in ["/dev/null".into(), at("full")] {
             assert_eq!(told(fine).unwrap(), Config::default());
+        }
+    }
+
+    #[test]
+    fn what_must_go_on_without_the_file_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        let read = |text: &str, sources: &Sources| {
+            crate::durable::replace_unsynced(&path, text.as_bytes(), 0o644).unwrap();
+            load_or_least(&Sources { file: Some(path.clone()), ..sources.clone() })
+        };
+        let none = Sources::default();
+        let (config, err) = read("store = '/file'\n[retention]\ngenerations = 3\n", &none);
+        assert!(err.is_none());
+        assert_eq!((config.store.as_path(), config.retention.generations), (Path::new("/file"), Some(3)));
+        let flag = Sources { store_flag: Some("/flag".into()), ..Sources::default() };
+        for (text, sources, store) in [
+            // An unknown key, a wrong value, no TOML, a store that is none.
+            ("store = '/file'\nprofil = 'oci'\n[retention]\ngenerations = 3\n", &none, "/file"),
+            ("store = '/file'\n[log]\nkeep = 'all'\n", &none, "/file"),
+            ("store = '/file'\n[log]\nkeep = 'all'\n", &flag, "/flag"),
+            ("store = '/file'\n[log\n", &none, DEFAULT_STORE),
+            ("store = 'file'\n", &none, DEFAULT_STORE),
+        ] {
+            let (config, err) = read(text, sources);
+            assert!(err.is_some(), "{text}");
+            assert_eq!(config.store, Path::new(store), "{text}");
+            assert!(config.retention.is_unbounded() && config.keep_events == 0, "{text}");
         }
     }
 

@@ -258,7 +258,7 @@ fn cpus<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Er
         Some(number) => Ok(Some(number)),
         None if text.is_none() => Ok(None),
         None => Err(D::Error::custom(format!(
-            "{:?}: expected processors such as 2 or 0.5, at least 0.01, or \"none\"",
+            "{:?}: expected processors such as 2 or 0.5, at least 0.01; \"none\" or 0 is no limit",
             text.0
         ))),
     }
@@ -287,7 +287,8 @@ fn count<'de, D: Deserializer<'de>, N: FromStr + PartialOrd + fmt::Display>(
         Some(number) => Ok(Some(number)),
         None if text.is_none() => Ok(None),
         None => {
-            Err(D::Error::custom(format!("{:?}: expected a whole number from {least} to {most}, or \"none\"", text.0)))
+            let range = format!("{:?}: expected a whole number from {least} to {most}", text.0);
+            Err(D::Error::custom(format!("{range}; \"none\" or 0 is no limit")))
         }
     }
 }
@@ -304,17 +305,59 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
         return Ok(None);
     }
     let digits = text.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.0.len());
-    let unit = text.0[digits..].trim().to_ascii_uppercase();
-    let unit = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit);
-    let shift = match unit {
-        "" => Some(0),
-        unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift),
-    };
+    let shift = unit_of(&text.0[digits..]);
     let number = text.0[..digits].parse::<u64>().ok();
     let size =
         number.zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift)).filter(|n| (1..=BYTES_MAX).contains(n));
-    let wrong = || D::Error::custom(format!("{:?}: expected a size such as \"2GiB\" or \"512M\", or \"none\"", text.0));
-    size.map(Some).ok_or_else(wrong)
+    size.map(Some).ok_or_else(|| D::Error::custom(no_size(&text.0, shift)))
+}
+
+/// What is wrong with a size, and what to write instead. `shift` is that of its unit where it is a whole number.
+fn no_size(text: &str, shift: Option<u32>) -> String {
+    let instead = match (fraction(text), shift) {
+        (Some(n), _) => format!("write {:?}: expected a whole number of bytes", size(n)),
+        (None, Some(_)) if text.starts_with(|c: char| c.is_ascii_digit()) => {
+            format!("expected a size of at most {BYTES_MAX} bytes")
+        }
+        _ => "expected a size: a whole number of bytes".to_owned(),
+    };
+    format!(
+        "{text:?}: {instead}, or one with K, M, G or T (powers of 1024), such as \"512M\"; \"none\" or 0 is no bound"
+    )
+}
+
+/// The bytes of a size that is not whole, `1.5G`.
+fn fraction(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number = text[..end].parse::<f64>().ok().filter(|_| text[..end].contains('.'))?;
+    let bytes = (number * (1_u64 << unit_of(&text[end..])?) as f64).round();
+    (1.0..9e18).contains(&bytes).then_some(bytes as u64)
+}
+
+/// A size as the file can have it, with the largest unit of which it is a whole number.
+fn size(n: u64) -> String {
+    UNITS
+        .iter()
+        .find(|(_, shift)| n % (1 << shift) == 0)
+        .map_or_else(|| n.to_string(), |(name, shift)| format!("{}{name}", n >> shift))
+}
+
+/// The power of two that a unit stands for: `G`, `GB` and `GiB` are the same.
+fn unit_of(text: &str) -> Option<u32> {
+    let unit = text.trim().to_ascii_uppercase();
+    match unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit) {
+        "" => Some(0),
+        unit => UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift),
+    }
+}
+
+/// A whole number, `what` told of 0.
+pub(super) fn whole<'de, D: Deserializer<'de>>(deserializer: D, what: &str) -> Result<u64, D::Error> {
+    let text = Scalar::deserialize(deserializer)?.0;
+    // What is kept in the database is signed.
+    let number = text.parse::<u64>().ok().filter(|n| *n <= BYTES_MAX);
+    number
+        .ok_or_else(|| D::Error::custom(format!("{text:?}: expected a whole number such as 1000; write 0 for {what}")))
 }
 
 /// A layer takes some even where nothing is in it.
@@ -323,7 +366,7 @@ const LAYER_MIN: u64 = 64 << 10;
 fn layer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     match bytes(deserializer)? {
         Some(size) if size < LAYER_MIN => {
-            Err(D::Error::custom(format!("{size}: expected at least 64KiB, or \"none\"")))
+            Err(D::Error::custom(format!("{size}: expected at least 64KiB; \"none\" or 0 is no limit")))
         }
         size => Ok(size),
     }

@@ -97,6 +97,7 @@ impl Patcher<'_> {
                 None => {
                     write!(out, "{} {name} deleted", noun(change.file_type)).map_err(write)?;
                     match change.entries {
+                        Some(1) => writeln!(out, ": 1 path in it"),
                         Some(entries) => writeln!(out, ": {entries} paths in it"),
                         None => writeln!(out),
                     }

@@ -8,6 +8,7 @@ use crate::diff::{self, Diff, PathBytes, Touched};
 use crate::id::{Generation, LayerId};
 use crate::rootfs::open_dir;
 use crate::store::{CommitInfo, Container, ExecRecord, Store, StoreError};
+use crate::terms::noun;
 
 /// How often a commit starts over because HEAD moved between its check and its transaction.
 const MAX_TRIES: usize = 1000;
@@ -89,7 +90,7 @@ fn rolled_back(base: Generation, head: Generation) -> String {
 fn changed_too(generations: &[Generation]) -> String {
     let list: Vec<String> = generations.iter().take(5).map(Generation::to_string).collect();
     let more = if generations.len() > list.len() { " and others" } else { "" };
-    let word = if generations.len() == 1 { "generation" } else { "generations" };
+    let word = noun(generations.len(), "generation");
     format!("{word} {}{more} changed the same paths", list.join(", "))
 }
 
@@ -153,7 +154,7 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
     let record = store.exec(container.key, exec)?;
     let layer = match (record.disposition, record.layer) {
         (Some(d), Some(layer)) if d.is_held() => layer,
-        (disposition, _) => return Err(StoreError::NotHeld { exec: record.id, disposition }.into()),
+        _ => return Err(store.not_held(container.key, &record).into()),
     };
     let touched = {
         let _lock = store.read_lock(container.key)?;

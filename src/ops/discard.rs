@@ -2,11 +2,15 @@
 
 use super::{Context, OpsError, publish};
 use crate::store::ExecRecord;
+use crate::terms::Disposition;
 
 /// Drops the layer of a held exec: first its row, then its data.
 pub fn held(context: &Context, container: &str, exec: &str) -> Result<ExecRecord, OpsError> {
     let (store, container) = context.container_to_free(container)?;
     let record = store.exec(container.key, exec)?;
+    if !record.disposition.is_some_and(Disposition::is_held) {
+        return Err(store.not_held(container.key, &record).into());
+    }
     let released = store.discard_held(container.key, &record.id)?;
     store.delete_layer(released)?;
     publish::decided(&store, &container, &record.id)?;

@@ -17,6 +17,7 @@ use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
 use crate::runtime::{Record, RuntimeError};
 use crate::store::{Container, Finding, Store, StoreError};
+use crate::terms::count;
 
 /// What a problem is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -254,7 +255,7 @@ pub fn repair(context: &Context) -> Result<Report, OpsError> {
         repaired.extend(done.execs.iter().map(|e| format!("exec {} of {}: ended as aborted", e.exec, e.container)));
         repaired.extend(done.containers.iter().map(|id| format!("container {id}: its history was dropped")));
         if done.collected > 0 {
-            repaired.push(format!("{} leftovers deleted", done.collected));
+            repaired.push(format!("{} deleted", count(done.collected, "leftover")));
         }
         failed.extend(done.failed.iter().map(|err| format!("recover: {}", chain(err))));
     }

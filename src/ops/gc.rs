@@ -1,8 +1,8 @@
 //! Collecting what nothing refers to: plan, then execute.
 
-use super::retain::{self, Rigour};
+use super::retain::{self, Gone, Rigour};
 use super::{Context, OpsError};
-use crate::store::gc::{GcPlan, GcReport};
+use crate::store::gc::{GcPlan, GcReport, Kept};
 use crate::store::{Container, RetentionPlan};
 
 /// What would be, or was, collected.
@@ -19,14 +19,16 @@ pub struct Collected {
 /// What came of a plan.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// How many generations went.
-    pub dropped: usize,
+    /// What went of histories.
+    pub gone: Gone,
     /// Histories that are still over their bounds: they are being read or changed just now.
     pub busy: Vec<Container>,
     /// Histories that could not be brought within their bounds, and why.
     pub over: Vec<(Container, OpsError)>,
-    /// What was deleted.
+    /// What was deleted of what nothing referred to.
     pub report: GcReport,
+    /// The layers that are there now.
+    pub kept: Kept,
 }
 
 /// Plans, and executes unless `dry_run`.
@@ -46,11 +48,15 @@ pub fn collect(context: &Context, dry_run: bool) -> Result<Collected, OpsError> 
     let mut done = Done { report: store.execute_gc(&plan)?, ..Done::default() };
     for (container, _) in &histories {
         match retain::apply(&store, container, bounds, Rigour::Exact) {
-            Ok(gone) => done.dropped += gone.len(),
+            Ok(gone) => {
+                done.gone.generations += gone.generations;
+                done.gone.layers += gone.layers;
+            }
             Err(err) => done.over.push((container.clone(), err)),
         }
     }
     done.busy = retain::plans(&store, bounds)?.into_iter().map(|(container, _)| container).collect();
     done.busy.retain(|container| done.over.iter().all(|(over, _)| over.key != container.key));
+    done.kept = store.kept()?;
     Ok(Collected { histories, plan, done: Some(done) })
 }

@@ -18,7 +18,8 @@ use crate::durable::{self, LockFile};
 use crate::id::ExecId;
 use crate::policy::Decision;
 use crate::report::{
-    Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, result_file, rfc3339,
+    Dropped, Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, result_file,
+    rfc3339,
 };
 use crate::runtime::state::Record;
 use crate::spec::annotations;
@@ -273,6 +274,11 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
         user: UserIds { uid: record.uid, gid: record.gid },
         generation: Generations { base: record.base, head },
         disposition: record.disposition,
+        dropped: store.dropping(container.key, record)?.map(|dropping| Dropped {
+            why: dropping.why,
+            at: dropping.told.map(|told| rfc3339(told.at_ns)),
+            into: dropping.told.and_then(|told| told.into),
+        }),
         end: serde_json::from_value(value(&record.end)).map_err(json_file(column))?,
         started_at: rfc3339(record.started_ns),
         finished_at: record.finished_ns.map(rfc3339),

@@ -87,7 +87,7 @@ pub fn all(context: &Context) -> Result<Recovered, OpsError> {
         Ok(gc::Collected { done, .. }) => {
             let done = done.unwrap_or_default();
             recovered.collected += done.report.deleted.len();
-            recovered.dropped = done.dropped;
+            recovered.dropped = done.gone.generations;
             recovered.failed.extend(done.over.into_iter().map(|(_, err)| err));
         }
         Err(err) => recovered.failed.push(err),

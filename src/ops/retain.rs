@@ -15,8 +15,7 @@ use crate::diff::{self, Touched};
 use crate::id::LayerId;
 use crate::rootfs::open_dir;
 use crate::store::{
-    Container, ContainerKey, Dropped, Fold, MAX_FOLDS, Released, Replaced, RetentionPlan, StagedLayer, Stale, Store,
-    StoreError,
+    Container, ContainerKey, Fold, MAX_FOLDS, Released, Replaced, RetentionPlan, StagedLayer, Stale, Store, StoreError,
 };
 use crate::sys::process::{Fork, close_others_in_child, exit_now, fork};
 use crate::terms::Retention;
@@ -57,22 +56,25 @@ pub fn plans(store: &Store, bounds: &Retention) -> Result<Vec<(Container, Retent
     Ok(plans)
 }
 
+/// What went of a history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// How many generations.
+    pub generations: usize,
+    /// How many layers were deleted: theirs, but for those that an exec still runs on, and those that merged ones replaced.
+    pub layers: usize,
+}
+
 /// Brings a container's history within `bounds`: what went. Nothing where another process is at it, or where all the time
 /// somebody reads the layers.
-pub fn apply(
-    store: &Store,
-    container: &Container,
-    bounds: &Retention,
-    rigour: Rigour,
-) -> Result<Vec<Dropped>, OpsError> {
+pub fn apply(store: &Store, container: &Container, bounds: &Retention, rigour: Rigour) -> Result<Gone, OpsError> {
     let patience = if rigour == Rigour::Exact { PATIENCE } else { Duration::ZERO };
-    let Some(_lock) = store.retention_lock(container.key, patience)? else { return Ok(Vec::new()) };
-    delete(store, store.release_retired(Some(container.key))?)?;
-    let mut gone = Vec::new();
+    let Some(_lock) = store.retention_lock(container.key, patience)? else { return Ok(Gone::default()) };
+    let mut gone = Gone { layers: delete(store, store.release_retired(Some(container.key))?)?, ..Gone::default() };
     let mut stale = 0;
     loop {
         let plan = store.plan_retention(container.key, bounds, Some(MAX_FOLDS))?;
-        let enough = rigour == Rigour::Exact || !gone.is_empty() || plan.is_worth(bounds);
+        let enough = rigour == Rigour::Exact || gone.generations > 0 || plan.is_worth(bounds);
         if plan.dropped.is_empty() || !enough {
             return Ok(gone);
         }
@@ -81,7 +83,10 @@ pub fn apply(
             return Ok(gone);
         }
         match carry_out(store, container, &plan)? {
-            Some(Ok(())) => gone.extend(plan.dropped),
+            Some(Ok(layers)) => {
+                gone.generations += plan.dropped.len();
+                gone.layers += layers;
+            }
             Some(Err(Stale)) if stale < TRIES => stale += 1,
             Some(Err(Stale)) | None => return Ok(gone),
         }
@@ -117,12 +122,12 @@ pub fn in_background(context: &Context, store: Store, key: ContainerKey) {
     exit_now(i32::from(done.is_err()))
 }
 
-/// `None`: somebody reads the layers.
+/// How many layers were deleted. `None`: somebody reads the layers.
 fn carry_out(
     store: &Store,
     container: &Container,
     plan: &RetentionPlan,
-) -> Result<Option<Result<(), Stale>>, OpsError> {
+) -> Result<Option<Result<usize, Stale>>, OpsError> {
     let merged: Vec<Merged> =
         plan.folds.iter().map(|fold| Merged::make(store, container, fold)).collect::<Result<_, _>>()?;
     let replaced: Vec<Replaced> = merged.iter().map(|merged| merged.replaced.clone()).collect();
@@ -144,14 +149,16 @@ fn carry_out(
         one.keep(store);
     }
     drop(lock);
-    delete(store, released)?;
-    Ok(Some(Ok(())))
+    Ok(Some(Ok(delete(store, released)?)))
 }
 
-fn delete(store: &Store, layers: Vec<Released>) -> Result<(), OpsError> {
+/// How many there were.
+fn delete(store: &Store, layers: Vec<Released>) -> Result<usize, OpsError> {
+    let all = layers.len();
     // What one of them is in the way of is no reason to leave the others.
     let deleted: Vec<Result<(), StoreError>> = layers.into_iter().map(|layer| store.delete_layer(layer)).collect();
-    Ok(deleted.into_iter().collect::<Result<(), _>>()?)
+    deleted.into_iter().collect::<Result<(), _>>()?;
+    Ok(all)
 }
 
 /// The layer of a generation that others are merged into, not yet in its row.

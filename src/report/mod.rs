@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::diff::{Change, PathBytes, Summary};
 use crate::id::Generation;
-use crate::terms::{Disposition, EndKind};
+use crate::terms::{Bound, Disposition, EndKind};
 
 pub use event::{
     EXEC_RESULT_SCHEMA, EXEC_RESULT_TOPIC, EXEC_RESULT_TYPE, ExecResult, ExecResultSchema, ReportError, exec_result,
@@ -49,6 +49,10 @@ pub struct ResultDocument {
     pub generation: Generations,
     /// What became of its layer; null only while it runs.
     pub disposition: Option<Disposition>,
+    /// If its layer was committed and is gone since, to keep the container's history within bounds: how it went. What it
+    /// changed is still in the generation that it was merged into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Dropped>,
     /// How it ended; null only while it runs.
     pub end: Option<End>,
     /// When it was started, RFC 3339 in UTC.
@@ -88,6 +92,20 @@ pub struct PolicyDecision {
     pub to: serde_json::Value,
     /// Why.
     pub why: String,
+}
+
+/// How a committed layer went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Dropped {
+    /// The bound of the configuration's `[retention]` by which it went.
+    pub why: Bound,
+    /// When, RFC 3339 in UTC; null where the log does not tell it any more.
+    pub at: Option<String>,
+    /// The generation that it was merged into; null where a rollback had left it and nothing was made on it, or where the log
+    /// does not tell it any more.
+    pub into: Option<Generation>,
 }
 
 /// The constant `schema` field.

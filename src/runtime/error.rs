@@ -36,6 +36,9 @@ pub enum RuntimeError {
     /// `start` of a container that has been started.
     #[error("cannot start an already running container")]
     AlreadyStarted,
+    /// `start` of a container that is paused, whether it was started before or not.
+    #[error("cannot start a container in the paused state")]
+    StartPaused,
     /// `start` of a container whose first process has ended.
     #[error("cannot start a container that has stopped")]
     StartStopped,
@@ -172,6 +175,7 @@ impl Classify for RuntimeError {
             | E::NotPaused
             | E::ExecStarting(_)
             | E::AlreadyStarted
+            | E::StartPaused
             | E::StartStopped
             | E::NotStopped { .. }
             | E::IsNotRunning(_)

@@ -43,7 +43,8 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
         match record.status()? {
             Status::Created => {}
             Status::Stopped => return Err(RuntimeError::StartStopped),
-            Status::Creating | Status::Running | Status::Paused => return Err(RuntimeError::AlreadyStarted),
+            Status::Paused => return Err(RuntimeError::StartPaused),
+            Status::Creating | Status::Running => return Err(RuntimeError::AlreadyStarted),
         }
         if !record.manages_cgroups {
             leaf::settle(&record.cgroups, record.pid);

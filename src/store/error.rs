@@ -10,7 +10,7 @@ use crate::audit::AuditError;
 use crate::error::{Classify, Kind};
 use crate::id::{ExecId, Generation};
 
-use super::ContainerKey;
+use super::{ContainerKey, Dropping};
 use crate::terms::{Bound, Disposition};
 
 /// A failure of the store.
@@ -124,8 +124,8 @@ pub enum StoreError {
     Audit(#[from] AuditError),
     /// There is no such container, live, in the store.
     #[error(
-        "container {name:?} not found: it takes an id, or the start of one, as `agentsbx log` lists them; the engine knows \
-         which id a name has (`docker inspect -f '{{{{.Id}}}}' NAME`)"
+        "container {name:?} not found: it takes an id, or the start of one, as `agentsbx log` lists them; a name is the \
+         engine's own, whose list has the id beside it (docker ps, podman ps, nerdctl ps, crictl ps; ctr has ids alone)"
     )]
     ContainerNotFound {
         /// The id or prefix asked for.
@@ -175,6 +175,17 @@ pub enum StoreError {
         /// What it is instead; `None` while it runs.
         disposition: Option<Disposition>,
     },
+    /// The exec's layer was committed, and was dropped since to keep the container's history within bounds.
+    #[error(
+        "exec {exec} has no held layer: it was committed as generation {}, which was dropped {dropping}: `agentsbx log \
+         CONTAINER` shows what is left", dropping.generation
+    )]
+    LayerDropped {
+        /// The exec.
+        exec: ExecId,
+        /// How it was dropped.
+        dropping: Dropping,
+    },
     /// The exec ran without a layer of its own, so there is none to commit or hold.
     #[error("exec {exec} has no layer of its own")]
     NoLayer {
@@ -212,7 +223,7 @@ pub enum StoreError {
         parent: Generation,
     },
     /// `@-N` reaches behind generation 0.
-    #[error("@-{back} reaches behind generation 0: HEAD has {depth} generations below it")]
+    #[error("@-{back} reaches behind generation 0: HEAD has {} below it", crate::terms::count(*depth, "generation"))]
     TooFarBack {
         /// N.
         back: u64,
@@ -299,7 +310,7 @@ impl Classify for StoreError {
             E::ContainerAmbiguous { .. } | E::ExecAmbiguous { .. } | E::TooLarge { .. } | E::BadEvent { .. } => {
                 Kind::InvalidInput
             }
-            E::ExecEnded { .. } | E::NotHeld { .. } | E::NoLayer { .. } => Kind::WrongState,
+            E::ExecEnded { .. } | E::NotHeld { .. } | E::LayerDropped { .. } | E::NoLayer { .. } => Kind::WrongState,
             E::HeadMoved { .. } => Kind::Conflict,
         }
     }

@@ -102,7 +102,24 @@ pub struct GcReport {
     pub failed: Vec<(Garbage, io::Error)>,
 }
 
+/// The layers that somebody needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// How many, all in all.
+    pub layers: usize,
+    /// How many of them are of dropped generations: they go when the execs that run on them have ended.
+    pub retired: usize,
+}
+
 impl Store {
+    /// How many layers somebody needs.
+    pub fn kept(&self) -> Result<Kept, StoreError> {
+        self.read("count layers", |tx| {
+            let retired = column::<i64>(tx, "SELECT count(*) FROM retired")?.into_iter().sum::<i64>();
+            Ok(Kept { layers: reachable(tx)?.len(), retired: usize::try_from(retired).unwrap_or(0) })
+        })
+    }
+
     /// Computes what may be deleted. Changes nothing.
     pub fn plan_gc(&self) -> Result<GcPlan, StoreError> {
         // Directories before rows: a layer that gets its row in between is seen as reachable.

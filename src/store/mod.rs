@@ -9,6 +9,7 @@
 mod check;
 mod container;
 mod cow;
+mod dropping;
 mod error;
 mod event;
 mod exec;
@@ -44,6 +45,7 @@ use crate::id::Generation;
 pub use check::Finding;
 pub use container::{Container, ContainerKey, NewContainer, RemovedContainer};
 pub use cow::CowMount;
+pub use dropping::{Dropping, Told};
 pub use error::StoreError;
 pub use event::{EventLines, LogEntry};
 pub use exec::{Begun, ExecRecord, NewExec};

@@ -13,6 +13,7 @@ use crate::id::{Generation, LayerId};
 use crate::terms::{Bound, Retention};
 
 use super::container::live;
+use super::dropping::runs;
 use super::error::DbContext;
 use super::event::append;
 use super::generation::{all, squashes};
@@ -504,6 +505,9 @@ fn tell(
     let mut payload = json!({
         "from": numbers().min(), "to": numbers().max(), "layers": dropped.len(), "bytes": bytes, "why": why.as_str(),
     });
+    if let Some((runs, members)) = runs(numbers()).zip(payload.as_object_mut()) {
+        members.insert("generations".into(), runs);
+    }
     if let Some((new, members)) = new.zip(payload.as_object_mut()) {
         members.insert("into".into(), json!(new.into));
         members.insert("layer".into(), json!(new.layer));

@@ -503,6 +503,7 @@ impl Exec<'_> {
             user: UserIds { uid: prepared.process.user().uid(), gid: prepared.process.user().gid() },
             generation: Generations { base: self.begun.base, head: finished.head },
             disposition: Some(finished.disposition),
+            dropped: None,
             end: Some(told.end),
             started_at: rfc3339(self.started_ns),
             finished_at: Some(rfc3339(told.finished_ns)),

@@ -405,7 +405,7 @@ fn random_histories_show_what_they_showed() {
             lab.step(&mut dice);
             if dice.roll(8) == 0 {
                 let bounds = bounds(&mut dice);
-                dropped += apply(&lab.store, &lab.container, &bounds, Rigour::Exact).unwrap().len();
+                dropped += apply(&lab.store, &lab.container, &bounds, Rigour::Exact).unwrap().generations;
                 let plan = lab.store.plan_retention(lab.key(), &bounds, None).unwrap();
                 assert!(plan.dropped.is_empty(), "seed {seed}, step {n}: {plan:?}");
                 lab.check(&format!("seed {seed}, step {n}, {bounds:?}"));
@@ -487,13 +487,13 @@ fn layers_that_are_read_stay() {
     let lock = reading.read_lock(lab.key()).unwrap();
     assert!(lab.store.drop_lock(lab.key()).unwrap().is_none());
     assert!(lab.store.commit_lock_for(lab.key(), Duration::ZERO).unwrap().is_some(), "nobody waits for who waits");
-    assert!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap().is_empty());
+    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap(), Gone::default());
     drop(lock);
     // One at a time.
     let theirs = reading.retention_lock(lab.key(), Duration::ZERO).unwrap().unwrap();
-    assert!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap().is_empty());
+    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap(), Gone::default());
     drop(theirs);
-    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap().len(), plan.dropped.len());
+    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap().generations, plan.dropped.len());
 }
 
 /// More layers than are merged at once.
@@ -507,7 +507,7 @@ fn many_layers_are_merged_in_steps() {
         lab.commit(open, false);
     }
     let bounds = Retention { generations: Some(2), ..Retention::default() };
-    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Exact).unwrap().len(), 68);
+    assert_eq!(apply(&lab.store, &lab.container, &bounds, Rigour::Exact).unwrap().generations, 68);
     lab.check("after");
     assert!(lab.store.plan_gc().unwrap().delete.is_empty());
     let bottom = lab.store.generation(lab.key(), Generation(69)).unwrap();

@@ -155,8 +155,18 @@ fn rows_tell_what_was_dropped() {
         })
         .collect();
     let layer = chain[3].layer;
-    let want = serde_json::json!({"from": 1, "to": 4, "layers": 4, "bytes": 12, "why": "generations", "into": 5, "layer": layer});
+    let want = serde_json::json!({"from": 1, "to": 4, "layers": 4, "bytes": 12, "why": "generations", "into": 5, "layer": layer,
+        "generations": [[1, 4]]});
     assert_eq!(told, [want]);
+    let at_ns = s.log(key).unwrap().iter().rev().find_map(|entry| match entry {
+        LogEntry::Event(event) if event.kind == "retention" => Some(event.time_ns),
+        _ => None,
+    });
+    let told = Some(Told { at_ns: at_ns.unwrap(), into: Some(Generation(5)) });
+    let dropping = Dropping { generation: Generation(3), why: Bound::Generations, told };
+    assert_eq!(s.dropping(key, &exec).unwrap(), Some(dropping));
+    let refused = s.not_held(key, &exec).to_string();
+    assert!(refused.contains(&format!("committed as generation 3, which was dropped {dropping}: ")), "{refused}");
 
     // Once more, over what was merged before.
     commit_times(s, key, 4);
