@@ -74,9 +74,7 @@ CONF
   runtime_type = "io.containerd.agentsbx.v1"
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
-# Where the kubelet's cgroupDriver is systemd, as it is for kubeadm:
-#[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.agentsbx.options]
-#  SystemdCgroup = true
+# No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
 TOML
     put "$share/containerd-2.toml" <<TOML
 # For /etc/containerd/config.toml of containerd 2.x (version = 3).
@@ -84,9 +82,7 @@ TOML
   runtime_type = "io.containerd.agentsbx.v1"
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
-# Where the kubelet's cgroupDriver is systemd, as it is for kubeadm:
-#[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.agentsbx.options]
-#  SystemdCgroup = true
+# No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
 TOML
     put "$share/runtimeclass.yaml" <<YAML
 # For Kubernetes, once containerd knows the runtime: pods choose it with runtimeClassName: agentsbx
