@@ -68,6 +68,47 @@ fn kill_of_what_has_ended_or_was_never_there() {
     assert_eq!(shim.delete("gone").expect("delete"), 0);
 }
 
+/// An exec that is deleted before it was started is answered as by containerd's own shim: with 0. Who waits for it must not
+/// take it for a success.
+#[test]
+fn an_exec_that_was_never_started_is_deleted() {
+    let task = Task::idle(newest(), &[]);
+    let shim = task_api::Shim::of(&task);
+    shim.exec("unborn", &["true"]).expect("exec");
+    std::thread::scope(|scope| {
+        let (entered, waits) = std::sync::mpsc::channel();
+        let waiting = scope.spawn({
+            let shim = shim.clone();
+            move || {
+                entered.send(()).expect("send");
+                shim.wait("unborn")
+            }
+        });
+        waits.recv().expect("recv");
+        // The wait is on its way; a second is enough for a call on this machine.
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(shim.delete("unborn").expect("delete"), 0);
+        assert_eq!(waiting.join().expect("join").expect("wait"), 255);
+    });
+    let (code, text) = shim.start("unborn").expect_err("it is deleted");
+    assert_eq!(code, Code::NOT_FOUND, "{text}");
+}
+
+/// Whether there is a terminal is the request's to say: Go clients leave it out of the process.
+#[test]
+fn an_execs_terminal_is_the_requests() {
+    let task = Task::idle(newest(), &[]);
+    let shim = task_api::Shim::of(&task);
+    let fifo = newest().data().join("terminal.fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("mkfifo");
+    shim.exec_on_terminal("tty", &["sh", "-c", "tty; exit 6"], &fifo.to_string_lossy()).expect("exec");
+    let reading = std::thread::spawn(move || std::fs::read_to_string(fifo).expect("read"));
+    shim.start("tty").expect("start");
+    assert_eq!(shim.wait("tty").expect("wait"), 6);
+    assert_eq!(shim.delete("tty").expect("delete"), 6);
+    assert_eq!(reading.join().expect("join"), "/dev/pts/0\r\n");
+}
+
 /// crun #1642, vscode-remote-release #10843: without a terminal an exec was in its caller's session.
 #[test]
 fn an_exec_leads_its_session() {

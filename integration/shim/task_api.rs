@@ -89,6 +89,17 @@ impl Shim {
 
     /// `Exec` of a command, with the FIFOs (or addresses) that its output goes to.
     pub fn exec_with(&self, exec: &str, args: &[&str], stdout: &str, stderr: &str) -> Answer<()> {
+        let request = ExecProcessRequest { stderr: stderr.to_owned(), ..self.exec_request(exec, args, stdout) };
+        self.call::<_, containerd_shim_protos::api::Empty>("Exec", &request).map(drop)
+    }
+
+    /// `Exec` of a command on a terminal, of which only the request tells, not the process.
+    pub fn exec_on_terminal(&self, exec: &str, args: &[&str], stdout: &str) -> Answer<()> {
+        let request = ExecProcessRequest { terminal: true, ..self.exec_request(exec, args, stdout) };
+        self.call::<_, containerd_shim_protos::api::Empty>("Exec", &request).map(drop)
+    }
+
+    fn exec_request(&self, exec: &str, args: &[&str], stdout: &str) -> ExecProcessRequest {
         let config = fs::read(self.bundle.join("config.json")).expect("read config.json");
         let config: Value = serde_json::from_slice(&config).expect("config.json is JSON");
         let mut process = config["process"].clone();
@@ -99,15 +110,13 @@ impl Shim {
             value: process.to_string().into_bytes(),
             ..Any::default()
         };
-        let request = ExecProcessRequest {
+        ExecProcessRequest {
             id: self.id.clone(),
             exec_id: exec.to_owned(),
             stdout: stdout.to_owned(),
-            stderr: stderr.to_owned(),
             spec: Some(spec).into(),
             ..ExecProcessRequest::default()
-        };
-        self.call::<_, containerd_shim_protos::api::Empty>("Exec", &request).map(drop)
+        }
     }
 
     /// `Start`; the pid.

@@ -355,7 +355,7 @@ impl Container {
     /// Adds an exec, which is not started yet.
     pub fn add_exec(&self, request: &ExecProcessRequest) -> Result<(), ShimError> {
         let id = record::check_exec_id(&request.exec_id)?;
-        let spec = request.spec.as_ref().map(|any| any.value.clone()).unwrap_or_default();
+        let spec = with_terminal(request.spec.as_ref().map_or(&[], |any| &any.value), request.terminal);
         {
             let state = self.lock();
             if state.closed || self.init.now().phase == Phase::Stopped {
@@ -728,11 +728,25 @@ fn not_created() -> ShimError {
     ShimError::State("process not created: failed precondition".into())
 }
 
-/// Ends an exec that was added and not started: somebody may wait for it.
+/// Ends an exec that was added and not started: somebody may wait for it, and must not take it for a success. Who deletes it
+/// is answered 0, as by containerd's own shim.
 fn never_ran(exec: &Process) -> Exit {
-    let exit = Exit { code: 255, at: SystemTime::now() };
-    exec.ended(exit);
-    exit
+    let at = SystemTime::now();
+    exec.ended(Exit { code: 255, at });
+    Exit { code: 0, at }
+}
+
+/// An exec's process with a terminal or without, as the request has it: clients leave the word out of the process.
+fn with_terminal(process: &[u8], terminal: bool) -> Vec<u8> {
+    match serde_json::from_slice(process) {
+        Ok(serde_json::Value::Object(mut fields)) => {
+            fields.insert("terminal".to_owned(), terminal.into());
+            // What was read can be written.
+            serde_json::to_vec(&fields).unwrap_or_default()
+        }
+        // The runtime says what is wrong with it.
+        _ => process.to_vec(),
+    }
 }
 
 async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<(), ShimError> {
