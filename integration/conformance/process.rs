@@ -359,3 +359,35 @@ fn only_the_named_descriptors_are_inherited() {
         }
     }
 }
+
+/// A user namespace of several ranges is made by root without help: `newuidmap`, which may be missing, would want ranges for
+/// root in `/etc/subuid`. Ranges that the kernel does not take are named.
+#[test]
+fn a_user_namespace_of_several_ranges() {
+    let env = Env::new();
+    let ranges = |second: u32| json!([{"containerID": 0, "hostID": 100000, "size": 10}, {"containerID": second, "hostID": 300000, "size": 65526}]);
+    let with = |second: u32, bundle: &mut Bundle<'_>| {
+        lab::with_user_namespace(bundle);
+        bundle.config["linux"]["uidMappings"] = ranges(10);
+        bundle.config["linux"]["gidMappings"] = ranges(second);
+    };
+    let script = "cat /proc/self/uid_map /proc/self/gid_map; id -u; id -g";
+    let container = Container::new(&env, Runtime::Ours, script, |bundle| {
+        with(10, bundle);
+        bundle.config["process"]["user"] = json!({"uid": 12, "gid": 0});
+    });
+    let map = "0 100000 10\n10 300000 65526\n".repeat(2);
+    let seen = container.run().expect(0).stdout;
+    let words: Vec<String> = seen.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(words.join("\n") + "\n", format!("{map}12\n0\n"));
+    // Execs are in it, too.
+    let container = Container::new(&env, Runtime::Ours, "sleep 100000", |bundle| with(10, bundle));
+    container.start();
+    assert_eq!(container.sh("id -u; wc -l </proc/self/gid_map").ok(), "0\n2");
+    let container = Container::new(&env, Runtime::Ours, "true", |bundle| with(5, bundle));
+    let refused = container.run();
+    assert_ne!(refused.code, 0);
+    let why = "linux.gidMappings: the kernel refuses the ranges (0 100000 10, 5 300000 65526): invalid argument";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    assert!(!env.root.join(&container.bundle.id).exists(), "nothing is left");
+}

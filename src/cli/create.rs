@@ -74,7 +74,7 @@ impl CommonArgs {
 fn listen_fds() -> Option<u32> {
     let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u32>().ok();
     if number("LISTEN_PID") != Some(std::process::id()) {
-        crate::sys::process::remove_env("LISTEN_FDS");
+        crate::sys::process::replace_env("LISTEN_FDS", None);
         return None;
     }
     number("LISTEN_FDS")

@@ -51,7 +51,7 @@ use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueE
 use crate::config::{self as configuration, Sources};
 use crate::id::ContainerId;
 use crate::ops::Context;
-use crate::runtime::NAME;
+use crate::runtime::{NAME, idmaps};
 
 /// Open Container Initiative runtime with a writable layer of its own for every exec
 #[derive(Debug, Parser)]
@@ -289,6 +289,9 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     crate::sys::process::hurry_heap();
     crate::sys::signal::keep_children();
     let argv: Vec<OsString> = argv.into_iter().collect();
+    if let Some(done) = idmaps::stand_in(&argv, || std::env::var_os(idmaps::REPORT)) {
+        return ExitCode::from(u8::from(!done));
+    }
     if let Some(matches) = short_cut(&argv) {
         return match Cli::from_arg_matches(&matches) {
             Ok(cli) => obey(cli),

@@ -21,6 +21,7 @@ use super::devices;
 use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
+use super::idmaps::StandIn;
 use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
@@ -409,6 +410,7 @@ fn launch(
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
     let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
+    let _maps = StandIn::of(record, config, report.as_raw_fd())?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {
         true => Some(cgroup::join_extra(&record.cgroup_path, all)?),

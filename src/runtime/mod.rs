@@ -17,6 +17,7 @@ mod filters;
 mod fixup;
 pub mod hooks;
 mod host;
+pub mod idmaps;
 mod kill;
 mod launch;
 mod leaf;

@@ -1,6 +1,6 @@
 //! This process and its children: forking, becoming another program, waiting.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -315,10 +315,15 @@ pub fn own_core_scheduling() -> Result<(), SysError> {
     check(ret.into()).map(drop).call("prctl", || "PR_SCHED_CORE".into())
 }
 
-/// Takes a variable out of this process's environment. The caller must be single-threaded.
-pub fn remove_env(name: &str) {
+/// Sets a variable of this process's environment, or takes it out; what it was. The caller must be single-threaded.
+pub fn replace_env(name: &str, value: Option<&OsStr>) -> Option<OsString> {
+    let before = std::env::var_os(name);
     // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
-    unsafe { std::env::remove_var(name) }
+    match value {
+        Some(value) => unsafe { std::env::set_var(name, value) },
+        None => unsafe { std::env::remove_var(name) },
+    }
+    before
 }
 
 #[cfg(test)]
