@@ -9,53 +9,82 @@
 # /etc/docker/daemon.json                        its "runtimes" get an entry agentsbx; the rest stays as it is
 # /etc/containers/containers.conf.d/agentsbx.conf   the same for podman
 #
-# With DESTDIR all paths are below it, for packages.
+# With DESTDIR all paths are below it, for packages. PREFIX is an absolute path.
+#
+# AGENTSBX_BIN   a static binary to install instead of a fresh build; the shim is beside it
 set -eu
 
 if [ $# -lt 2 ]; then
-    sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
 verb=$1 prefix=$2 dest=${3:-}
+case $prefix in
+/*) ;;
+*)
+    echo "hack/install.sh: PREFIX=$prefix is no absolute path: engines are told it" >&2
+    exit 2
+    ;;
+esac
 binary=$prefix/bin/agentsbx
 shim=$prefix/bin/containerd-shim-agentsbx-v1
 share=$dest$prefix/share/agentsbx
 daemon=$dest/etc/docker/daemon.json
 podman=$dest/etc/containers/containers.conf.d/agentsbx.conf
 
+# put FILE: its standard input as that file, for all to read whatever the umask is.
+put() {
+    install -D -m 644 /dev/stdin "$1.new"
+    mv "$1.new" "$1"
+}
+
+# program FROM TO: by renaming, since what runs goes on with the file that it has.
+program() {
+    install -D -m 755 "$1" "$2.new"
+    mv "$2.new" "$2"
+}
+
 case $verb in
 install)
+    umask 022
+    [ -n "${AGENTSBX_BIN:-}" ] || "$here/deps.sh" build
     python3 "$here/register.py" check "$daemon"
-    "$here/deps.sh" build
-    built=$("$here/build-static.sh")
-    # By renaming: what runs goes on with the file that it has. The shim comes last: it calls the runtime beside it.
-    for path in "$binary" "$shim"; do
-        install -D -m 755 "$(dirname "$built")/$(basename "$path")" "$dest$path.new"
-        mv "$dest$path.new" "$dest$path"
+    built=${AGENTSBX_BIN:-}
+    [ -n "$built" ] || built=$("$here/build-static.sh")
+    built_shim=$(dirname "$built")/$(basename "$shim")
+    for file in "$built" "$built_shim"; do
+        [ -f "$file" ] || {
+            echo "hack/install.sh: there is no $file; without AGENTSBX_BIN both are built" >&2
+            exit 1
+        }
     done
+    # The shim comes last: it calls the runtime beside it.
+    program "$built" "$dest$binary"
+    program "$built_shim" "$dest$shim"
     python3 "$here/register.py" add "$daemon" "$binary"
 
-    mkdir -p "$share" "$(dirname "$podman")"
-    cat >"$podman" <<CONF
+    put "$podman" <<CONF
 [engine.runtimes]
 agentsbx = ["$binary"]
 CONF
-    cat >"$share/containerd-1.toml" <<TOML
+    put "$share/containerd-1.toml" <<TOML
 # For /etc/containerd/config.toml of containerd 1.x (version = 2).
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.agentsbx]
   runtime_type = "io.containerd.agentsbx.v1"
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
+# No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
 TOML
-    cat >"$share/containerd-2.toml" <<TOML
+    put "$share/containerd-2.toml" <<TOML
 # For /etc/containerd/config.toml of containerd 2.x (version = 3).
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.agentsbx]
   runtime_type = "io.containerd.agentsbx.v1"
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
+# No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
 TOML
-    cat >"$share/runtimeclass.yaml" <<YAML
+    put "$share/runtimeclass.yaml" <<YAML
 # For Kubernetes, once containerd knows the runtime: pods choose it with runtimeClassName: agentsbx
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
@@ -82,7 +111,7 @@ uninstall)
     exit $failed
     ;;
 *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

@@ -15,6 +15,7 @@ mod diff;
 mod docker;
 mod files;
 mod honest;
+mod install;
 mod layering;
 mod lifecycle;
 mod limits;

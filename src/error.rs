@@ -73,6 +73,14 @@ pub fn chain(err: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
+/// The beginning of a text, at most `max` bytes of it; `…` says that there was more.
+pub fn beginning(text: &str, max: usize) -> String {
+    match text.floor_char_boundary(max) {
+        end if end < text.len() => format!("{}…", &text[..end]),
+        _ => text.to_owned(),
+    }
+}
+
 /// The text of an `errno` as C and Go programs print it: lower case, without the number.
 pub fn errno_text(err: &std::io::Error) -> String {
     let text = err.to_string();
@@ -84,6 +92,15 @@ pub fn errno_text(err: &std::io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_beginning_is_cut_between_characters() {
+        assert_eq!(beginning("short", 5), "short");
+        assert_eq!(beginning("longer", 5), "longe…");
+        assert_eq!(beginning("öö", 3), "ö…");
+        assert_eq!(beginning("ö", 1), "…");
+        assert_eq!(beginning("", 0), "");
+    }
 
     #[test]
     fn errno_kinds() {

@@ -276,3 +276,48 @@ fn the_configuration_has_its_say() {
     let output = bundle.run().expect(1);
     assert!(output.stderr.contains("SCMP_ACT_NOTIFY for mkdir"), "{}", output.stderr);
 }
+
+/// A filter is compiled once for all containers that have the same: the next gets the same program, also where what is kept
+/// was damaged, and one whose profile or configuration differs gets its own.
+#[test]
+fn a_kept_filter_is_what_the_container_would_get() {
+    let probes: [&Probe; 2] = [&("bpf", 64, 321, &[], EPERM), &("getpid", 64, 39, &[], "0")];
+    let env = Env::with_config("");
+    let kept = || -> Vec<_> {
+        let entries = fs::read_dir(env.root.join("@seccomp")).into_iter().flatten();
+        entries.map(|entry| entry.expect("readdir").path()).collect()
+    };
+    let program = |errno: u32| {
+        let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+        install(&bundle, &probes);
+        bundle.config["linux"]["seccomp"] = json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+            {"names": ["getppid"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno}]});
+        bundle.start();
+        assert_answers("exec", &probes, &bundle.exec(["/calls", "/list"]).ok());
+        assert_eq!(bundle.sh("grep ^Seccomp: /proc/self/status /proc/1/status | cut -f2 | uniq").ok(), "2");
+        let program = fs::read(env.root.join(&bundle.id).join("seccomp.bpf")).expect("the program");
+        env.ok(["delete", "--force", &bundle.id]);
+        program
+    };
+    let first = program(71);
+    assert_eq!(kept().len(), 1);
+    let entry = fs::read(&kept()[0]).expect("an entry");
+    assert!(entry.ends_with(&first));
+    assert_eq!(program(71), first);
+    assert_eq!(kept().len(), 1);
+
+    // One that would let everything through: a first instruction that returns SECCOMP_RET_ALLOW.
+    let mut damaged = entry.clone();
+    let at = damaged.len() - first.len();
+    damaged[at..at + 8].copy_from_slice(&[6, 0, 0, 0, 0, 0, 0xff, 0x7f]);
+    fs::write(&kept()[0], damaged).expect("damage it");
+    assert_eq!(program(71), first);
+    assert_eq!(fs::read(&kept()[0]).expect("the entry"), entry, "it was put there anew");
+
+    assert_ne!(program(72), first);
+    assert_eq!(kept().len(), 2);
+    fs::write(&env.config, "[seccomp]\nallow = [\"setns\"]\n").expect("configure");
+    assert_ne!(program(71), first);
+    assert_eq!(kept().len(), 3);
+    assert!(env.ok(["list", "-q"]).is_empty(), "they are no containers");
+}

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -279,4 +280,29 @@ fn many_hooks_run() {
     });
     container.cmd(["run", "--bundle"]).arg(&container.bundle.dir).arg(&container.bundle.id).run().expect(0);
     assert_eq!(fs::read_to_string(&out).expect("read").len(), 150);
+}
+
+/// `start` returns when the first process is the command, after its startContainer hooks, and only then run those of
+/// poststart. It does not wait for ever.
+#[test]
+fn start_returns_once_the_command_runs() {
+    let env = Env::new();
+    for (seconds, at_least, at_most) in [(2, 2, 8), (30, 10, 20)] {
+        let seen = env.dir.join(format!("seen-{seconds}"));
+        let container = Container::new(&env, Runtime::Ours, "exec sleep 98764", |bundle| {
+            let hook = format!("sleep {seconds}");
+            bundle.config["hooks"]["startContainer"] =
+                json!([{"path": "/bin/sh", "args": ["sh", "-c", hook], "env": ["PATH=/bin"]}]);
+            let pid = r#"p=$(sed 's/.*"pid":\([0-9]*\).*/\1/')"#;
+            let look = format!("{pid}; readlink /proc/$p/exe >{}", seen.display());
+            bundle.config["hooks"]["poststart"] = json!([{"path": "/bin/sh", "args": ["sh", "-c", look]}]);
+        });
+        container.create().expect(0);
+        let start = container.verb("start").expect(0);
+        let range = Duration::from_secs(at_least)..Duration::from_secs(at_most);
+        assert!(range.contains(&start.took), "{:?}", start.took);
+        let exe = fs::read_to_string(&seen).expect("the hook wrote");
+        let is_command = exe.trim_end().ends_with("/bin/busybox");
+        assert_eq!(is_command, seconds == 2, "{exe}");
+    }
 }

@@ -23,6 +23,26 @@ fn a_run_of_a_fast_command_ends() {
     assert!(cgroups_of(&container.bundle.id).is_empty());
 }
 
+/// A signal right after `start` reaches the command and not the runtime before it: one without a handler takes no notice, as
+/// the first process of its namespace.
+#[test]
+fn a_signal_right_after_start_is_the_commands() {
+    let env = Env::new();
+    let container = Container::new(&env, Runtime::Ours, "", |bundle| {
+        bundle.config["process"]["args"] = json!(["sleep", "100000"]);
+    });
+    for n in 0..40 {
+        container.create().expect(0);
+        container.verb("start").expect(0);
+        container.cmd(["kill", &container.bundle.id, "TERM"]).run().expect(0);
+        let exe = fs::read_link(format!("/proc/{}/exe", container.pid())).expect("readlink");
+        assert!(exe.ends_with("busybox"), "{n}: {exe:?}");
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(container.status(), "running", "{n}");
+        container.cmd(["delete", "--force", &container.bundle.id]).run().expect(0);
+    }
+}
+
 /// The files that each flag of `update` writes, v1 and v2; the two runtimes write the same.
 #[test]
 fn each_limit_that_is_updated_is_in_force() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::env::{binary, process, unique};
+use crate::support::env::{binary, process, shim_binary, unique};
 use crate::support::images::{self, BUSYBOX, repository};
 use crate::support::{Cmd, Output, cmd, wait_until};
 
@@ -100,14 +100,6 @@ impl Shim {
             Shim::Ours => "io.containerd.agentsbx.v1",
             Shim::StockOurs | Shim::Stock => "io.containerd.runc.v2",
         }
-    }
-}
-
-/// The shim's program: beside the runtime's.
-pub fn shim_binary() -> PathBuf {
-    match std::env::var_os("AGENTSBX_BIN") {
-        Some(_) => binary().with_file_name("containerd-shim-agentsbx-v1"),
-        None => PathBuf::from(env!("CARGO_BIN_EXE_containerd-shim-agentsbx-v1")),
     }
 }
 

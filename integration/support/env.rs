@@ -77,6 +77,14 @@ pub fn binary() -> PathBuf {
     }
 }
 
+/// containerd's shim under test: beside the runtime's.
+pub fn shim_binary() -> PathBuf {
+    match std::env::var_os("AGENTSBX_BIN") {
+        Some(_) => binary().with_file_name("containerd-shim-agentsbx-v1"),
+        None => PathBuf::from(env!("CARGO_BIN_EXE_containerd-shim-agentsbx-v1")),
+    }
+}
+
 /// A name that no other test of this process has.
 pub fn unique(what: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::{Global, LogFormat};
+use crate::error::beginning;
 use crate::runtime::NAME;
 use crate::telemetry;
 
@@ -51,7 +52,7 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 
 /// Reports that the command failed.
 pub fn failure(target: &Target, message: &str) {
-    let message = bounded(message);
+    let message = beginning(message.trim_end(), TEXT_MAX);
     let stderr_line = match &target.log {
         // A person at a terminal; callers that are programs get runc's form.
         None if rustix::termios::isatty(rustix::stdio::stderr()) => {
@@ -73,7 +74,7 @@ pub fn failure(target: &Target, message: &str) {
 /// Reports something that did not fail the command; only to a log file.
 pub fn warning(target: &Target, message: &str) {
     if let Some(path) = &target.log {
-        let line = entry(target.format, "warning", &bounded(message));
+        let line = entry(target.format, "warning", &beginning(message.trim_end(), TEXT_MAX));
         // There is no other place that could not be the container's.
         let _ = open_log(path).and_then(|mut log| log.write_all(line.as_bytes()));
     }
@@ -92,16 +93,6 @@ fn entry(format: LogFormat, level: &str, message: &str) -> String {
 
 fn text_line(level: &str, message: &str) -> String {
     format!("time=\"{}\" level={level} msg={}\n", telemetry::now(), json!(message))
-}
-
-fn bounded(message: &str) -> String {
-    let mut text = message.trim_end().to_owned();
-    if text.len() > TEXT_MAX {
-        let cut = (0..=TEXT_MAX).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
-        text.truncate(cut);
-        text.push('…');
-    }
-    text
 }
 
 /// An error and its causes on one line.

@@ -16,7 +16,7 @@ mod tests;
 use std::io::{Read, Seek};
 use std::os::fd::AsFd;
 
-use libseccomp::{ScmpAction, ScmpArch, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall};
+use libseccomp::{ScmpAction, ScmpArch, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall, ScmpVersion};
 use oci_spec::runtime::{
     Arch, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompFilterFlag, LinuxSeccompOperator,
 };
@@ -104,6 +104,12 @@ pub struct Program {
     pub instructions: Vec<u8>,
     /// `SECCOMP_FILTER_FLAG_*` for seccomp(2).
     pub flags: u32,
+}
+
+/// Which library compiles: `(major, minor, micro)`. None where it does not tell.
+pub fn compiler() -> Option<(u32, u32, u32)> {
+    let version = ScmpVersion::current().ok()?;
+    Some((version.major, version.minor, version.micro))
 }
 
 /// Compiles a profile.

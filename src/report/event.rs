@@ -96,12 +96,12 @@ struct Taken {
     conflicts: Vec<IgnoredAny>,
 }
 
-/// The event of an ended exec, as JSON of at most 16 KiB, from its result document (what `exec --result` writes, and `show
-/// --json` prints). `bundle` is the container's.
+/// The event of an ended exec, whose JSON has at most 16 KiB, from its result document (what `exec --result` writes, and
+/// `show --json` prints). `bundle` is the container's.
 ///
 /// # Errors
 /// If that is no result document, or one of an exec that still runs.
-pub fn exec_result(document: impl io::Read, bundle: &Path) -> Result<Vec<u8>, ReportError> {
+pub fn exec_result(document: impl io::Read, bundle: &Path) -> Result<ExecResult, ReportError> {
     let taken: Taken = serde_json::from_reader(io::BufReader::new(document)).map_err(ReportError::Document)?;
     let kept = super::is_kept(taken.disposition, &taken.end);
     let mut event = ExecResult {
@@ -117,9 +117,8 @@ pub fn exec_result(document: impl io::Read, bundle: &Path) -> Result<Vec<u8>, Re
         summary: taken.summary,
         conflicts: taken.conflicts.len() as u64,
     };
-    let mut text = serde_json::to_vec(&event).map_err(ReportError::Document)?;
     // What can be long of it is what a failed start said.
-    while text.len() > MAX
+    while event.to_json().len() > MAX
         && let Some(message) = &mut event.end.message
         && !message.is_empty()
     {
@@ -128,9 +127,16 @@ pub fn exec_result(document: impl io::Read, bundle: &Path) -> Result<Vec<u8>, Re
         if half > 0 {
             message.push('…');
         }
-        text = serde_json::to_vec(&event).map_err(ReportError::Document)?;
     }
-    Ok(text)
+    Ok(event)
+}
+
+impl ExecResult {
+    /// What is sent.
+    pub fn to_json(&self) -> Vec<u8> {
+        // Writing to memory can't fail, and all that it has has a JSON form.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -142,7 +148,8 @@ mod tests {
     const PAGE: &str = include_str!("../../runtime-spec/events.md");
 
     fn event(document: &Value) -> Value {
-        serde_json::from_slice(&exec_result(document.to_string().as_bytes(), Path::new("/b")).unwrap()).unwrap()
+        let event = exec_result(document.to_string().as_bytes(), Path::new("/b")).unwrap();
+        serde_json::from_slice(&event.to_json()).unwrap()
     }
 
     /// The page's example is the event of the example beside it.
@@ -150,7 +157,8 @@ mod tests {
     fn the_page_shows_what_is_sent() {
         let shown = PAGE.split_once("```json\n").unwrap().1.split_once("```").unwrap().0;
         let bundle = Path::new("/run/containerd/io.containerd.runtime.v2.task/default/box");
-        let made: Value = serde_json::from_slice(&exec_result(DOCUMENT.as_bytes(), bundle).unwrap()).unwrap();
+        let made = exec_result(DOCUMENT.as_bytes(), bundle).unwrap().to_json();
+        let made: Value = serde_json::from_slice(&made).unwrap();
         assert_eq!(serde_json::from_str::<Value>(shown).unwrap(), made);
         assert_eq!(made["result"], format!("{}/agentsbx/execs/01M8KYQNJZCNCCYS60G2Z0DGQE.json", bundle.display()));
         for word in [EXEC_RESULT_TOPIC, EXEC_RESULT_TYPE, EXEC_RESULT_SCHEMA] {
@@ -175,8 +183,7 @@ mod tests {
         for message in ["\u{1}".repeat(8192), "ü".repeat(20_000), "short".to_owned()] {
             document["end"]["message"] = message.clone().into();
             let event = exec_result(document.to_string().as_bytes(), Path::new("/b")).unwrap();
-            assert!(event.len() <= MAX);
-            let event: ExecResult = serde_json::from_slice(&event).unwrap();
+            assert!(event.to_json().len() <= MAX);
             let told = event.end.message.unwrap();
             assert!(told.len() > 1000 && told.ends_with('…') || told == message, "{} bytes", told.len());
         }

@@ -27,6 +27,7 @@ use super::members;
 use super::payload::{Given, Payload};
 use super::prepare;
 use super::seccomp;
+use super::start;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
 use crate::durable;
@@ -403,6 +404,7 @@ fn launch(
     // Not close-on-exec: what runs in the place of hooks writes to it.
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
     let (places, locks) = cow::plan(cows, config, *make_layer)?;
+    let _gate = start::make_gate(&record.dir)?;
     let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;

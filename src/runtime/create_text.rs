@@ -1,6 +1,7 @@
 //! Why a first process could not be set up, told in one line: libcontainer's outermost words, and where they say nothing,
 //! the cause that its child processes logged.
 
+use crate::error::beginning;
 use crate::spec::Config;
 
 /// What libcontainer wraps around the words that matter.
@@ -82,12 +83,7 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
     if let Some(errno) = errno.filter(|words| !said.contains(words.as_str())) {
         full = format!("{full}: {errno}");
     }
-    if full.len() > TEXT_MAX {
-        let cut = (0..=TEXT_MAX).rev().find(|i| full.is_char_boundary(*i)).unwrap_or(0);
-        full.truncate(cut);
-        full.push('…');
-    }
-    full
+    beginning(&full, TEXT_MAX)
 }
 
 /// The words of our own executor, or a system call's error: nothing to add.

@@ -13,6 +13,7 @@ mod error;
 pub mod events;
 pub mod exec;
 mod facts;
+mod filters;
 mod fixup;
 pub mod hooks;
 mod host;

@@ -1,5 +1,5 @@
-//! The container's seccomp filter, compiled when it is created for its first process, and kept beside its record for
-//! every exec.
+//! The container's seccomp filter, compiled when it is created for its first process, or taken from an earlier container's
+//! ([`filters`](super::filters)), and kept beside its record for every exec.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use oci_spec::runtime::LinuxSeccomp;
 use serde::{Deserialize, Serialize};
 
 use super::error::{On, RuntimeError};
+use super::filters::Slot;
 use super::state::Record;
 use crate::durable;
 use crate::policy::seccomp::{Program, SeccompError, Strictness, compile, strict};
@@ -42,21 +43,35 @@ pub fn prepare(
     strictness: Option<&Strictness>,
     dir: &Path,
 ) -> Result<(Filter, Option<Program>), RuntimeError> {
-    let profile = &config.value()["linux"]["seccomp"];
-    let profile: Option<LinuxSeccomp> = serde_json::from_value(profile.clone())
+    let value = &config.value()["linux"]["seccomp"];
+    let profile: Option<LinuxSeccomp> = serde_json::from_value(value.clone())
         .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
-    let failed = |err: SeccompError| RuntimeError::Start(crate::error::chain(&err));
-    let program = match (strictness, profile) {
-        (None, None) => return Ok((Filter::None, None)),
-        (Some(strictness), profile) => strict(profile.as_ref(), strictness).map_err(failed)?,
-        (None, Some(profile)) => match compile(&profile) {
-            Err(err @ SeccompError::Notify(_)) => return Ok((Filter::Refused(crate::error::chain(&err)), None)),
-            compiled => compiled.map_err(failed)?,
-        },
+    let slot = dir.parent().and_then(|root| Slot::of(root, value, strictness));
+    let known = slot.as_ref().and_then(Slot::get);
+    let is_new = known.is_none();
+    let program = match known.map_or_else(|| program(profile.as_ref(), strictness), |known| Ok(Some(known))) {
+        Ok(Some(program)) => program,
+        Ok(None) => return Ok((Filter::None, None)),
+        Err(err @ SeccompError::Notify(_)) if strictness.is_none() => {
+            return Ok((Filter::Refused(crate::error::chain(&err)), None));
+        }
+        Err(err) => return Err(RuntimeError::Start(crate::error::chain(&err))),
     };
+    if let Some(slot) = slot.filter(|_| is_new) {
+        slot.put(&program);
+    }
     let path = path(dir);
     durable::replace_unsynced(&path, &program.instructions, 0o600).on("write", &path)?;
     Ok((Filter::Compiled(program.flags), Some(program)))
+}
+
+/// Compiles what there is.
+fn program(profile: Option<&LinuxSeccomp>, strictness: Option<&Strictness>) -> Result<Option<Program>, SeccompError> {
+    match (strictness, profile) {
+        (None, None) => Ok(None),
+        (Some(strictness), profile) => strict(profile, strictness).map(Some),
+        (None, Some(profile)) => compile(profile).map(Some),
+    }
 }
 
 /// The filter for an exec. One that is missing or damaged is an error: nothing runs with less than the container has.

@@ -32,6 +32,7 @@ use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
 use crate::report;
+use crate::terms::EndKind;
 
 /// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
 /// result takes milliseconds, seconds for a layer of a million files.
@@ -459,11 +460,12 @@ impl Container {
         let (_, result) = self.exec_files(&exec.id);
         match std::fs::File::open(&result) {
             Ok(document) => match report::exec_result(document, &self.bundle) {
-                Ok(value) => {
-                    if is_oom(&value) {
+                Ok(result) => {
+                    if result.end.kind == EndKind::Oom {
                         self.look_at_memory(Some(begun)).await;
                     }
-                    self.shared.events.add_any(report::EXEC_RESULT_TOPIC, report::EXEC_RESULT_TYPE, value);
+                    let (topic, kind) = (report::EXEC_RESULT_TOPIC, report::EXEC_RESULT_TYPE);
+                    self.shared.events.add_any(topic, kind, result.to_json());
                 }
                 Err(err) => {
                     tracing::error!(container = self.id, exec = exec.id, %err, "an exec's result can't be told");
@@ -720,19 +722,6 @@ async fn tell_kills(id: String, events: Events, mut watch: oom::Watch, mut asked
         // Who asked waits, or is gone.
         let _ = done.map(|done| done.send(()));
     }
-}
-
-/// Whether the event of an exec's result says that it was killed for want of memory.
-fn is_oom(result: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Result {
-        end: End,
-    }
-    #[derive(serde::Deserialize)]
-    struct End {
-        kind: String,
-    }
-    serde_json::from_slice::<Result>(result).is_ok_and(|result| result.end.kind == "oom")
 }
 
 fn not_created() -> ShimError {

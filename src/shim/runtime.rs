@@ -16,6 +16,7 @@ use super::ShimError;
 use super::io::ChildStdio;
 use super::options::Saved;
 use super::reaper::Reaper;
+use crate::error::beginning;
 
 /// How much is read of what a call has written, bytes.
 const OUTPUT_MAX: u64 = 4 << 20;
@@ -177,8 +178,10 @@ impl Runtime {
     /// `ps`: each process's pid, with the id of the exec that it belongs to.
     pub async fn ps(&self) -> Result<Vec<Process>, ShimError> {
         let text = self.simple("ps", &["--format", "json", "--execs"], None).await?;
-        serde_json::from_str(&text)
-            .map_err(|err| ShimError::Runtime { doing: "ps", message: bounded(&format!("{err} in {text:?}")) })
+        serde_json::from_str(&text).map_err(|err| ShimError::Runtime {
+            doing: "ps",
+            message: beginning(&format!("{err} in {text:?}"), MESSAGE_MAX),
+        })
     }
 
     async fn simple(&self, verb: &'static str, options: &[&str], stdin: Option<&[u8]>) -> Result<String, ShimError> {
@@ -211,7 +214,7 @@ impl Runtime {
                 let text = stderr.text();
                 Err(match text.trim() {
                     "" => ShimError::Silent { doing: verb, code },
-                    said => ShimError::Runtime { doing: verb, message: bounded(said) },
+                    said => ShimError::Runtime { doing: verb, message: beginning(said, MESSAGE_MAX) },
                 })
             }
             Err(Failed::Not(err)) => Err(err),
@@ -289,15 +292,7 @@ fn last_error(log: &str) -> Option<String> {
         msg: String,
     }
     let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    lines.filter(|line| line.level == "error").map(|line| bounded(&line.msg)).next()
-}
-
-/// The beginning of what a runtime says: a status is no place for more, and one that is too large is not taken at all.
-fn bounded(message: &str) -> String {
-    match message.floor_char_boundary(MESSAGE_MAX) {
-        end if end < message.len() => format!("{}…", &message[..end]),
-        _ => message.to_owned(),
-    }
+    lines.filter(|line| line.level == "error").map(|line| beginning(&line.msg, MESSAGE_MAX)).next()
 }
 
 #[cfg(test)]
@@ -318,6 +313,5 @@ mod tests {
         let log = serde_json::json!({"level": "error", "msg": "ö".repeat(1 << 20)}).to_string();
         let told = last_error(&log).unwrap();
         assert!(told.starts_with('ö') && told.ends_with('…') && told.len() <= MESSAGE_MAX + 3, "{}", told.len());
-        assert_eq!(bounded("short"), "short");
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use oci_spec::runtime::{LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompOperator};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::SeccompError;
 use super::bpf::{ALLOW, ERRNO};
@@ -16,7 +16,7 @@ use crate::policy::{Confinement, Policy};
 const LIST: &str = include_str!("../strict/seccomp.json");
 
 /// What a configuration changes of the list. By default nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Strictness {
     /// System calls to allow whatever their arguments, by the kernel's names.
     pub allow: Vec<String>,
