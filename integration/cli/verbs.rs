@@ -187,7 +187,9 @@ fn a_name_that_is_no_id_is_answered_with_the_way_to_the_id() {
     let env = Env::new();
     let _bundle = Bundle::running(&env);
     let refused = env.run(["show", "webserver"]).expect(1);
-    assert!(refused.stderr.contains("docker inspect -f '{{.Id}}' NAME"), "{}", refused.stderr);
+    for list in ["agentsbx log", "docker ps", "podman ps", "nerdctl ps", "crictl ps", "ctr has ids alone"] {
+        assert!(refused.stderr.contains(list), "{list}: {}", refused.stderr);
+    }
 }
 
 /// Output that can't be written is a failure; that its reader has gone is not one to talk of.

@@ -17,6 +17,26 @@ const SCRIPTS: &[&str] = &[
     "dd if=/dev/zero of=sparse bs=1 count=1 seek=6000000 conv=notrunc 2>/dev/null; rm -r d; echo root >/root-too",
 ];
 
+/// A file with a hole counts alike in the root filesystem and at a copy-on-write mount: with what it takes.
+#[test]
+fn holes_count_nothing_wherever_they_are() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    for dir in ["/work", "/root"] {
+        let script =
+            format!("dd if=/dev/zero of={dir}/big bs=1M count=2 conv=fsync 2>/dev/null; truncate -s 100G {dir}/big");
+        bundle.sh(&script).expect(0);
+        let result = bundle.show();
+        let bytes = result["summary"]["bytes"].as_u64().expect("a number");
+        assert!((2 << 20..3 << 20).contains(&bytes), "{dir}: {result}");
+        assert_eq!(result["changes"][0]["size"], 100_u64 << 30, "{dir}: {result}");
+        let stat = env.ok(["diff", &bundle.id, "@-1..@", "--stat"]);
+        assert!(stat.contains("2.0 MiB") && !stat.contains("GiB"), "{dir}: {stat}");
+    }
+}
+
 /// Every change is told and undone, in what an exec sees; the host's directory stays as it is all the time, and when the
 /// container is gone nothing of it is left in the store.
 #[test]

@@ -173,7 +173,7 @@ impl History<'_> {
                     let unlinked = |tree: &Tree| -> Tree {
                         let entry = |e: &crate::support::walk::Entry| {
                             let mtime = if e.kind == "directory" { (0, 0) } else { e.mtime };
-                            crate::support::walk::Entry { link: None, mtime, ..e.clone() }
+                            crate::support::walk::Entry { link: None, blocks: 0, mtime, ..e.clone() }
                         };
                         tree.iter().map(|(path, e)| (path.clone(), entry(e))).collect()
                     };

@@ -23,6 +23,11 @@ pub fn check(document: &Value, before: &Tree, after: &Tree, recursive: bool) -> 
     let mut truth = expected(before, after);
     take_renames(&told, &mut truth, before, after)?;
     let summary = count(&truth);
+    let (least, most) = taken(&truth, after);
+    match document["summary"]["bytes"].as_u64() {
+        Some(bytes) if (least..=most).contains(&bytes) => {}
+        bytes => return Err(format!("summary.bytes is {bytes:?}, not from {least} to {most}")),
+    }
     for (field, value) in &summary {
         if document["summary"][field] != *value {
             return Err(format!("summary.{field} is {}, not {value}", document["summary"][field]));
@@ -77,7 +82,7 @@ fn same(
         let seen = |tree: &Tree| {
             tree.get(path).map(|entry| {
                 let timeless = entry.kind == "directory" && (!timed(path) || path.as_slice() == b"/");
-                Entry { link: None, mtime: if timeless { (0, 0) } else { entry.mtime }, ..entry.clone() }
+                Entry { link: None, blocks: 0, mtime: if timeless { (0, 0) } else { entry.mtime }, ..entry.clone() }
             })
         };
         let (is, was) = (seen(now), seen(then));
@@ -317,8 +322,22 @@ fn count(truth: &Changes) -> Map<String, Value> {
     for kind in ["added", "modified", "metadata", "deleted", "replaced", "renamed"] {
         counts.insert(kind.into(), truth.values().filter(|t| t["kind"] == kind).count().into());
     }
-    let counted = |t: &&Told| matches!(t["kind"].as_str(), Some("added" | "modified" | "replaced"));
-    let sizes = truth.values().filter(counted).filter_map(|t| t.get("size").and_then(Value::as_u64));
-    counts.insert("bytes".into(), sizes.sum::<u64>().into());
     counts
+}
+
+/// What the files that are new or have other contents take, at least and at most. From 1 MiB on holes don't count; a
+/// filesystem counts blocks of its own for a file in many pieces, and may do so later.
+fn taken(truth: &Changes, after: &Tree) -> (u64, u64) {
+    let of = |(path, told): (&Vec<u8>, &Told)| {
+        let entry =
+            after.get(path).filter(|_| matches!(told["kind"].as_str(), Some("added" | "modified" | "replaced")))?;
+        let size = entry.size?;
+        let loose = 64 << 10;
+        Some(match size {
+            size if size < 1 << 20 => (size, size),
+            size if entry.blocks >= size => (size - loose, size),
+            size => (entry.blocks.saturating_sub(loose), size.min(entry.blocks + loose)),
+        })
+    };
+    truth.iter().filter_map(of).fold((0, 0), |(least, most), (from, to)| (least + from, most + to))
 }

@@ -21,6 +21,8 @@ pub struct Entry {
     pub content: Vec<u8>,
     /// Of a regular file, in bytes.
     pub size: Option<u64>,
+    /// Of a regular file, what its blocks take, in bytes.
+    pub blocks: u64,
     /// Permission bits.
     pub mode: u32,
     /// User and group.
@@ -36,10 +38,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The same but for the times of directories, which no diff tells, and for inode numbers.
+    /// The same but for the times of directories, which no diff tells, for inode numbers, and for where it has holes.
     fn same_as(&self, other: &Entry) -> bool {
-        let seen =
-            |e: &Entry| Entry { mtime: if e.kind == "directory" { (0, 0) } else { e.mtime }, link: None, ..e.clone() };
+        let seen = |e: &Entry| Entry {
+            mtime: if e.kind == "directory" { (0, 0) } else { e.mtime },
+            link: None,
+            blocks: 0,
+            ..e.clone()
+        };
         seen(self) == seen(other)
     }
 
@@ -109,6 +115,7 @@ fn entry(dir: BorrowedFd<'_>, name: &std::ffi::CStr, stat: &Stat) -> Entry {
         },
         content: Vec::new(),
         size: None,
+        blocks: 0,
         mode: stat.st_mode & 0o7777,
         owner: (stat.st_uid, stat.st_gid),
         mtime: (stat.st_mtime, stat.st_mtime_nsec),
@@ -122,6 +129,7 @@ fn entry(dir: BorrowedFd<'_>, name: &std::ffi::CStr, stat: &Stat) -> Entry {
     match found.kind {
         "file" => {
             found.size = Some(stat.st_size as u64);
+            found.blocks = stat.st_blocks as u64 * 512;
             if stat.st_size > 0 {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let file = openat(dir, name, flags, Mode::empty()).unwrap_or_else(|e| panic!("open {name:?}: {e}"));

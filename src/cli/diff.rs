@@ -134,7 +134,7 @@ fn stat(changes: &[crate::diff::Change], summary: &crate::diff::Summary) -> Stri
             _ => count.1 += 1,
         }
         if change.file_type == FileType::File && matches!(change.kind, Kind::Added | Kind::Modified | Kind::Replaced) {
-            count.3 += change.size.unwrap_or(0);
+            count.3 += change.taken();
         }
     }
     let mut dirs: Vec<_> = by_dir.into_iter().collect();

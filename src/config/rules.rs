@@ -338,7 +338,7 @@ fn fraction(text: &str) -> Option<u64> {
 fn size(n: u64) -> String {
     UNITS
         .iter()
-        .find(|(_, shift)| n % (1 << shift) == 0)
+        .find(|(_, shift)| n.is_multiple_of(1 << shift))
         .map_or_else(|| n.to_string(), |(name, shift)| format!("{}{name}", n >> shift))
 }
 

@@ -224,6 +224,10 @@ pub struct Change {
     /// [`super::touched`], on a diff just made.
     #[serde(skip)]
     pub(crate) attributes_digest: Option<[u8; 16]>,
+    /// Of a regular file with holes, what it takes, in bytes. Not in the document either: it serves the summary of a diff just
+    /// made.
+    #[serde(skip)]
+    pub(crate) taken: Option<u64>,
 }
 
 /// Counts of paths by kind, and bytes.
@@ -245,8 +249,17 @@ pub struct Summary {
     pub renamed: u64,
     /// Copies in the layer that equal the lower view (directories are not counted).
     pub unchanged: u64,
-    /// The sum of the sizes of added, modified and replaced regular files, in bytes; each hard link counts.
+    /// What added, modified and replaced regular files take, in bytes: their sizes, but for the holes of files of 1 MiB and
+    /// more; each hard link counts.
     pub bytes: u64,
+}
+
+impl Change {
+    /// What a regular file takes, in bytes: its size but for holes; 0 of anything else. Of a change that was read from a
+    /// document, which has no more, the size.
+    pub fn taken(&self) -> u64 {
+        self.taken.or(self.size).unwrap_or(0)
+    }
 }
 
 impl Summary {
@@ -264,7 +277,7 @@ impl Summary {
     pub(crate) fn tell(&mut self, change: &Change) {
         self.count(change.kind);
         if matches!(change.kind, Kind::Added | Kind::Modified | Kind::Replaced) {
-            self.bytes += change.size.unwrap_or(0);
+            self.bytes = self.bytes.saturating_add(change.taken());
         }
     }
 

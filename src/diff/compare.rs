@@ -15,6 +15,7 @@ use super::error::DiffError;
 use super::locate::{file_type, mtime, rdev, size};
 use super::path::PathBytes;
 use super::rename::{Candidate, Candidates, Key};
+use super::size::taken;
 use super::view::View;
 use super::xattr::{Reader, Xattrs};
 
@@ -490,6 +491,7 @@ impl Comparison<'_> {
             entries: None,
             rdev: rdev(seen.stat).map(|(major, minor)| format!("{major}:{minor}")),
             attributes_digest: None,
+            taken: (file_type == FileType::File).then(|| taken(seen.stat)).filter(|taken| *taken < size(seen.stat)),
         })
     }
 
@@ -626,6 +628,6 @@ impl Summary {
         self.added -= 1;
         self.deleted -= 1;
         self.renamed += 1;
-        self.bytes -= bytes;
+        self.bytes = self.bytes.saturating_sub(bytes);
     }
 }

@@ -15,7 +15,7 @@ use super::descent::{DIR_FLAGS, Descent, Found, Side};
 use super::error::DiffError;
 use super::refresh::{set_attributes, stored};
 use super::seal::times;
-use super::size::allocated;
+use super::size::taken;
 use super::xattr::{Reader, Xattrs};
 use crate::sys::fs::proc_path;
 
@@ -97,7 +97,7 @@ impl Merger<'_> {
             }
             Found::Node { at, stat } => {
                 if RawType::from_raw_mode(stat.st_mode) == RawType::RegularFile {
-                    self.bytes = self.bytes.saturating_add(allocated(&stat));
+                    self.bytes = self.bytes.saturating_add(taken(&stat));
                 }
                 self.node(at, &stat)
             }

@@ -146,7 +146,7 @@ impl Pairing<'_> {
                     change.kind = Kind::Renamed;
                     change.from = Some(gone[at].path.clone());
                     change.attributes = attributes;
-                    diff.summary.merge_rename(change.size.unwrap_or(0));
+                    diff.summary.merge_rename(change.taken());
                     if let Some(old) = gone[at].change {
                         dropped[old] = true;
                     }
