@@ -92,6 +92,15 @@ fn number(value: &Value) -> u64 {
     value["value"].as_str().and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
+of_each_release!(the_option_is_runcs_alone);
+
+/// A class with `SystemdCgroup` and a path that is not systemd's: where the shim was told it, no pod could be made.
+fn the_option_is_runcs_alone(release: Release) {
+    let pod = Node::shared(release).try_pod("systemd", &json!({})).unwrap_or_else(|e| panic!("RunPodSandbox: {e}"));
+    assert_eq!(pod.idle().sh("exit 3").code, 3);
+    pod.remove();
+}
+
 of_each_release!(a_pod_in_a_slice);
 
 /// Scopes in the pod's slice that have the limits, in the cgroup's files and in systemd's own properties, which it writes
