@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
-.PHONY: clean help setup demo check test soak test-vm bench install uninstall docs schema
+.PHONY: clean help setup demo check test soak suite test-vm bench install uninstall docs schema
 
 help:
 	@echo 'make setup      install the Debian packages that building and testing need (as root)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test       every test: as root, with engines of their own'
 	@echo 'make test-vm    the same runtime on Debian 12 with systemd and cgroup v2, in an emulated machine: slow'
 	@echo 'make soak       the long forms of the tests: ten thousand execs, a thousand kills; about an hour'
+	@echo "make suite      containerd's own tests under this shim and the stock one: 3 GB to get them, then ten minutes a time"
 	@echo 'make bench      the release binary beside runc, crun and youki, taking turns; wants a quiet machine'
 	@echo 'make docs       the API documentation, in target/doc'
 	@echo 'make schema     write runtime-spec/*.schema.json anew from the Rust types'
@@ -32,7 +33,7 @@ check:
 	@hack/deps.sh build check
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	shellcheck hack/*.sh .ci/run
+	shellcheck hack/*.sh hack/*/*.sh .ci/run
 
 # The images are made of what is downloaded, while the compiler computes.
 test: setup
@@ -46,6 +47,9 @@ soak: setup
 	@hack/containerds.sh target/containerd
 	$(CARGO) build
 	$(CARGO) test --test integration -- --ignored --nocapture --test-threads 1 $(SOAK)
+
+suite: setup
+	@hack/containerd-suite.sh
 
 test-vm:
 	@hack/deps.sh build
