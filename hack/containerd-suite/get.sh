@@ -5,6 +5,7 @@
 #   hack/containerd-suite/get.sh DIR VERSION      VERSION: the file with the version of the containerd that they drive
 #
 # DIR/tests/client.test, cri.test    the programs; linked statically
+# DIR/tests/bin/runc-fp              a runtime that calls runc, and fails or waits as a test has told it
 # DIR/tests/integration              the files that they read
 # DIR/tests/version                  the version of the sources
 #
@@ -52,6 +53,7 @@ dpkg-query -W -f '${Version}' golang-github-containerd-containerd-dev | sed 's/[
 cd /usr/share/gocode/src/github.com/containerd/containerd/v2/integration
 # The list is read before the flag that names another.
 sed -i 's,"[a-z0-9.-]*\.[a-z]*/[a-z0-9./-]*/\([a-z-]*:[0-9.]*\)","localhost:5555/\1",' images/image_list.go
+go build -o /build/tests/bin/ ./failpoint/cmd/runc-fp
 go test -c -o /build/tests/cri.test .
 cd client
 go test -c -o /build/tests/client.test .

@@ -39,6 +39,7 @@ lp:x:7:
 mail:x:8:
 www-data:x:33:
 operator:x:37:
+wheel:x:10:root
 users:x:100:
 nogroup:x:65534:
 """
@@ -52,17 +53,17 @@ def blob(kind, data):
 
 
 def tar(files):
-    """A tar of (path, text or None for a directory, owner)."""
+    """A tar of (path, text or None for a directory, owner), and where it is not the usual one, the mode."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        for path, text, owner in files:
+        for path, text, owner, *mode in files:
             entry = tarfile.TarInfo(path)
             entry.mtime, entry.uid, entry.gid = 1, owner, owner
             if text is None:
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
             else:
-                entry.size, entry.mode = len(text), 0o644
+                entry.size, entry.mode = len(text), *(mode or [0o644])
                 archive.addfile(entry, io.BytesIO(text.encode()))
     return out.getvalue()
 
@@ -130,17 +131,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 with open(sys.argv[2], "rb") as file:
     rootfs = file.read()
-users = tar([("etc", None, 0), ("etc/passwd", PASSWD, 0), ("etc/group", GROUP, 0)])
-file_in_volume = tar([("test_dir", None, 0), ("test_dir/test_file", "test_content\n", 0)])
-image("busybox:1.36", [rootfs, users], SHELL)
+# What the tests call and busybox has not: a shell by another name, a file that is setuid.
+more = tar(
+    [
+        ("etc", None, 0),
+        ("etc/passwd", PASSWD, 0),
+        ("etc/group", GROUP, 0),
+        ("bin/bash", '#!/bin/sh\nexec sh "$@"\n', 0, 0o755),
+        ("usr/bin/passwd", "", 0, 0o4755),
+    ]
+)
+pause = tar([("pause", "#!/bin/sh\nexec sleep 1000000\n", 0, 0o755)])
+volumes = {"/test_dir": "test_file", "/:colon_prefixed": "colon_prefixed_file", "/C:/weird_test_dir": "weird_test_file"}
+files = tar([(f"{volume[1:]}/{name}", "test_content\n", 0) for volume, name in volumes.items()])
+owned = tar([("test_dir", None, 65534)])
+
+image("busybox:1.36", [rootfs, more], SHELL)
 image("alpine:3.14.0", [rootfs], SHELL)
-image("pause:3.10", [rootfs], {**SHELL, "Cmd": None, "Entrypoint": ["sleep", "1000000"]})
+image("pause:3.10", [rootfs, pause], {**SHELL, "Cmd": None, "Entrypoint": ["/pause"]})
 image("nginx:1.27.0", [rootfs], SHELL)
 image("resource-consumer:1.10", [rootfs], SHELL)
-image("volume-copy-up:2.2", [rootfs, file_in_volume], {**SHELL, "Volumes": {"/test_dir": {}}})
-image(
-    "volume-ownership:2.1",
-    [rootfs, tar([("test_dir", None, 65534)])],
-    {**SHELL, "User": "65534", "Volumes": {"/test_dir": {}}},
-)
+image("volume-copy-up:2.2", [rootfs, files], {**SHELL, "Volumes": {volume: {} for volume in volumes}})
+image("volume-ownership:2.1", [rootfs, owned], {**SHELL, "User": "65534", "Volumes": {"/test_dir": {}}})
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

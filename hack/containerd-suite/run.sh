@@ -22,7 +22,7 @@ awk '$3 ~ /^cgroup/ { print $2, $3, $4 }' /proc/mounts | while read -r point typ
 done
 ip link set lo up
 
-export PATH="$stage/$engine:$stage/containerd:/usr/sbin:/usr/bin:/sbin:/bin"
+export PATH="$stage/$engine:$stage/containerd:$stage/tests/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 export AGENTSBX_CONFIG=$stage/agentsbx.toml
 unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy TMPDIR
 
@@ -45,8 +45,7 @@ else
     mkdir -p /run/suite/cni "/run/suite/certs.d/localhost:5555"
     cat >/run/suite/cni/pods.conflist <<NETWORK
 {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
- "ipam": {"type": "host-local", "dataDir": "/run/suite/addresses", "ranges": [[{"subnet": "10.88.0.0/16"}]],
-          "routes": [{"dst": "0.0.0.0/0"}]}}]}
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 NETWORK
     echo 'server = "http://localhost:5555"' >/run/suite/certs.d/localhost:5555/hosts.toml
     cat >/run/suite/config.toml <<CONFIG
@@ -79,10 +78,10 @@ runtime_type = '$type'
 [plugins.'io.containerd.nri.v1.nri']
 disable = true
 CONFIG
-    # The tests end it, and wait for it to be there again.
+    # The tests end it, look each second until it is gone, and wait for it to be there again.
     (while :; do
         containerd --config /run/suite/config.toml >>$data/containerd.log 2>&1 || true
-        sleep 0.3
+        sleep 2
     done) &
     for _ in $(seq 100); do
         [ ! -S /run/suite/c.sock ] || break
@@ -92,5 +91,14 @@ CONFIG
     $stage/tests/cri.test -cri-endpoint unix:///run/suite/c.sock -containerd-bin containerd \
         -runtime-handler "$engine" "$@" || rc=$?
 fi
+# What is left behind, for the comparison: some tests do not clean up. Of the processes the last part of their command.
+sleep 2
+for process in /proc/[0-9]*; do
+    case $(cat "$process/comm" 2>/dev/null) in
+    "" | sh | python3 | containerd | sleep) ;;
+    *) tr '\0' ' ' <"$process/cmdline" | sed 's/^/left process: /' && echo ;;
+    esac
+done
+find /sys/fs/cgroup -mindepth 2 -type d | sed 's,/sys/fs/cgroup/[^/]*,left cgroup: ,' | sort -u
 # 1 is the tests' own: some have failed.
 [ "$rc" -le 1 ] || exit "$rc"
