@@ -75,6 +75,13 @@ CONF
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
 # No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
+#
+# containerd 1.x knows no other runtimes than its file's, once there is one in it. In a file without runtimes.runc this is
+# needed too, or CRI is not served; with options of its own where the kubelet's cgroups are systemd's.
+#[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+#  runtime_type = "io.containerd.runc.v2"
+#[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+#  SystemdCgroup = true
 TOML
     put "$share/containerd-2.toml" <<TOML
 # For /etc/containerd/config.toml of containerd 2.x (version = 3).
@@ -107,7 +114,8 @@ uninstall)
     if pgrep -f '/containerd-shim-agentsbx-v1 ' >/dev/null; then
         echo "containers are still running under containerd-shim-agentsbx-v1: they can't be deleted without the runtime" >&2
     fi
-    echo "uninstalled. Reload what knew it (systemctl reload docker); layers and history stay in /var/lib/agentsbx"
+    echo "uninstalled. A dockerd that runs forgets it when it is restarted; layers and history stay in /var/lib/agentsbx."
+    echo "Take the runtime out of /etc/containerd/config.toml, if it is there"
     exit $failed
     ;;
 *)

@@ -236,9 +236,11 @@ test | shell)
     program=$(binary)
     install -m 755 "$program" "$stage/agentsbx"
     install -m 755 "$(dirname "$program")/containerd-shim-agentsbx-v1" "$stage"
-    "$here/images.sh" busybox
-    cp "$repository/target/images/busybox.tar" "$repository/target/images/busybox.image.tar" "$here"/vm/*.py \
-        "$here/register.py" "$stage"
+    "$here/images.sh" busybox pause
+    for image in busybox.tar busybox.image.tar pause.image.tar; do
+        cp "$repository/target/images/$image" "$stage"
+    done
+    cp "$here"/vm/*.py "$here/register.py" "$here/install.sh" "$stage"
     # The kernel that was meant, for the tests to compare.
     if [ -n "$kernel" ]; then cp "$out/kernel" "$stage/kernel"; else echo 6.1. >"$stage/kernel"; fi
     printf '#!/bin/sh\nexec python3 /payload/smoke.py %s\n' "$*" >"$stage/main"
@@ -251,6 +253,7 @@ test | shell)
     ;;
 integration)
     "$here/images.sh"
+    "$here/containerds.sh" "$repository/target/containerd"
     # Static, since the machine's C library need not be this one's.
     host=$(rustc -vV | sed -n 's/^host: //p')
     LIBSECCOMP_LIB_PATH=$(pkg-config --variable=libdir libseccomp)
@@ -260,19 +263,28 @@ integration)
 import json, sys
 found = [m["executable"] for m in map(json.loads, sys.stdin) if m.get("profile", {}).get("test") and m.get("executable")]
 print(found[-1])')
-    install -m 755 "$(binary)" "$stage/agentsbx"
+    program=$(binary)
+    install -m 755 "$program" "$stage/agentsbx"
+    install -m 755 "$(dirname "$program")/containerd-shim-agentsbx-v1" "$stage"
     install -m 755 "$tests" "$stage/integration"
+    strip --strip-debug "$stage/integration"
     # The tests know the repository by the path that they were built at.
     mkdir -p "$stage/repository/target/images"
     (cd "$repository" && git ls-files -z hack src runtime-spec integration docs Cargo.toml README.md |
         tar --null -T - -cf -) | tar -C "$stage/repository" -xf -
     cp "$repository"/target/images/*.* "$stage/repository/target/images"
+    cp -a "$repository/target/containerd" "$stage/repository/target"
     cat >"$stage/main" <<MAIN
 #!/bin/sh
 systemctl stop docker.socket docker.service containerd.service
-mkdir -p '$repository'
-cp -a /payload/repository/. '$repository'
-install -m 755 /payload/agentsbx /usr/local/bin/agentsbx
+mkdir -p '$repository/target'
+cd /payload/repository
+for part in *; do
+    [ "\$part" = target ] || cp -a "\$part" '$repository'
+done
+# Half of the disk: where it is, it can be read and written.
+ln -s /payload/repository/target/* '$repository/target'
+install -m 755 /payload/agentsbx /payload/containerd-shim-agentsbx-v1 /usr/local/bin
 cd '$repository'
 AGENTSBX_BIN=/usr/local/bin/agentsbx /payload/integration --test-threads 2 $* 2>&1 | tee /run/report
 sed -n 's/^test result: .* \([0-9]* passed\); \([0-9]* failed\);.*/\1, \2/p' /run/report

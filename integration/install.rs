@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::shim::daemon::Release;
 use crate::support::env::{binary, process, shim_binary, unique};
 use crate::support::images::repository;
 use crate::support::{Cmd, Output};
@@ -195,4 +196,32 @@ fn what_cannot_be_installed_is_refused() {
     let refused = install("/opt", &alone);
     assert!(refused.code == 1 && refused.stderr.contains("containerd-shim-agentsbx-v1"), "{refused:?}");
     assert_eq!(machine.files().into_keys().collect::<Vec<_>>(), ["agentsbx"]);
+}
+
+/// containerd 1.x forgets runc once another runtime is named, and then serves no CRI; the snippet has what helps. On a node
+/// whose file names runc it must not be there twice.
+#[test]
+fn containerd_takes_the_snippets() {
+    let machine = Machine::new();
+    machine.make("install").ok();
+    for (release, version, snippet) in [
+        (Release::C16, 2, "containerd-1.toml"),
+        (Release::C17, 2, "containerd-1.toml"),
+        (Release::C2, 3, "containerd-2.toml"),
+    ] {
+        let text = fs::read_to_string(machine.0.join("opt/sbx/share/agentsbx").join(snippet)).expect("read");
+        let whole = text.replace("\n#[", "\n[").replace("\n#  ", "\n  ");
+        let known = |snippet: &str| {
+            let config = machine.0.join("config.toml");
+            fs::write(&config, format!("version = {version}\n{snippet}")).expect("write");
+            let dump = Cmd::new(release.bin().join("containerd")).arg("--config").arg(config).args(["config", "dump"]);
+            let dump = dump.ok().replace('\'', "\"");
+            assert!(dump.contains("runtime_type = \"io.containerd.agentsbx.v1\""), "{dump}");
+            assert!(dump.contains("pod_annotations = [\"dev.agentsbx.*\"]"), "{dump}");
+            ["runc", "agentsbx"].map(|name| dump.contains(&format!("runtimes.{name}]\n")))
+        };
+        let forgets = release != Release::C2;
+        assert_eq!((known(&text), whole != text), ([!forgets, true], forgets), "{}", release.version());
+        assert_eq!(known(&whole), [true, true], "{}", release.version());
+    }
 }

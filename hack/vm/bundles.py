@@ -59,6 +59,11 @@ def limits_survive_a_daemon_reload(systemd):
             same(read(c.cgroup(), "pids.max"), "50", f"reloaded {again}")
             same(read(c.cgroup(), "cpu.max"), "70000 100000", f"reloaded {again}")
             call("systemctl", "daemon-reload")
+        # Shares are made the same weight when a container is made and when it is updated.
+        same(read(c.cgroup(), "cpu.weight"), "59")
+        for shares, weight in ((1024, "100"), (512, "59")):
+            c.run("update", "--cpu-share", shares, c.id)
+            same(read(c.cgroup(), "cpu.weight"), weight)
         c.exec("true")
 
 

@@ -14,6 +14,11 @@ def docker(*args, **more):
     return call("docker", *args, **more)
 
 
+def docker_image():
+    if IMAGE not in docker("images").out:
+        docker("load", "-i", f"{HERE}/busybox.image.tar")
+
+
 def dockerd(driver):
     call("python3", f"{HERE}/register.py", "add", "/etc/docker/daemon.json", BIN)
     config = json.loads(read("/etc/docker/daemon.json"))
@@ -26,8 +31,7 @@ def dockerd(driver):
     call("systemctl", "restart", "docker.service", limit=300)
     # The default: nobody has asked for it.
     same(docker("info", "--format", "{{.CgroupDriver}} {{.CgroupVersion}}").out.strip(), f"{driver} 2")
-    if IMAGE not in docker("images").out:
-        docker("load", "-i", f"{HERE}/busybox.image.tar")
+    docker_image()
 
 
 class Docker:
@@ -152,11 +156,15 @@ def leaves_nothing(driver):
 # ---- podman ----------------------------------------------------------------------------------------------------------
 
 
+def podman_image():
+    if "agentsbx-test" not in call("podman", "images").out:
+        call("podman", "load", "-i", f"{HERE}/busybox.image.tar", limit=300)
+
+
 @case
 def podman_with_systemd():
     podman = ["podman", "--runtime", BIN, "--cgroup-manager", "systemd"]
-    if "agentsbx-test" not in call("podman", "images").out:
-        call("podman", "load", "-i", f"{HERE}/busybox.image.tar", limit=300)
+    podman_image()
     call(*podman, "run", "--detach", "--name", "p1", "--network", "none", "--memory", "64m", IMAGE, "sleep", "100000")
     try:
         call(*podman, "exec", "p1", "sh", "-c", "echo x >/root/f; exit 3", code=3)

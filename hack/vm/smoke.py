@@ -19,7 +19,8 @@ import bundles  # noqa: F401
 import audit  # noqa: F401
 import tasks  # noqa: F401
 import engines
-from machine import BIN, CASES, CONFIG, HERE, SHIM, WORK, Skipped
+import install  # noqa: F401
+from machine import CASES, CONFIG, WORK, Skipped, programs
 
 
 def main(names):
@@ -29,12 +30,10 @@ def main(names):
     os.makedirs(os.path.dirname(CONFIG), exist_ok=True)
     with open(CONFIG, "w") as file:
         file.write("profile = 'oci'\n")
-    for program in (BIN, SHIM):
-        shutil.copy(f"{HERE}/{os.path.basename(program)}", f"{program}.new")
-        os.rename(f"{program}.new", program)
+    programs()
     wanted = [(name, function) for name, function in CASES if not names or any(n in name for n in names)]
     # All of one driver's together: the daemon is restarted between.
-    order = {"docker_systemd": 1, "docker_cgroupfs": 2, "podman": 3}
+    order = {"docker_systemd": 1, "docker_cgroupfs": 2, "podman": 3, "install": 4}
     wanted.sort(key=lambda c: next((n for prefix, n in order.items() if c[0].startswith(prefix)), 0))
     daemon, passed, failed, skipped = None, 0, [], 0
     for name, function in wanted:

@@ -83,8 +83,13 @@ fn each_limit_that_is_updated_is_in_force() {
                 container.cmd(["update"]).args(*flags).arg(&container.bundle.id).run().expect(0);
                 cgroup_file(container.pid(), controller, v1, v2)
             });
-            assert_eq!(seen[0], seen[1], "{flags:?} {v1}: ours, and runc's");
             let on_v1 = fs::metadata(format!("/sys/fs/cgroup/{controller}")).is_ok();
+            // runc before 1.3.2 had another formula.
+            if *v2 == "cpu.weight" && !on_v1 {
+                assert_eq!(seen[0], "59", "{flags:?}");
+                continue;
+            }
+            assert_eq!(seen[0], seen[1], "{flags:?} {v1}: ours, and runc's");
             assert!(!on_v1 || seen[0] == *want, "{flags:?} {v1}: {} and not {want}", seen[0]);
         }
     }

@@ -6,6 +6,7 @@ mod hooks;
 pub mod lab;
 mod life;
 mod mounts;
+mod pod;
 mod process;
 mod reports;
 mod texts;

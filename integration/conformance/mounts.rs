@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::lab::{BOTH, Container, Runtime, add_mount, alike, side_by_side, with_user_namespace, without_namespace};
 use crate::support::bundle::Bundle;
+use crate::support::env::process;
 use crate::support::{Cmd, Env};
 
 fn bind(source: &std::path::Path, destination: &str, options: &[&str]) -> Value {
@@ -176,6 +178,87 @@ fn cgroup_mounts_show_the_containers_own_and_read_only() {
         for line in out.lines() {
             assert!(line.ends_with(&format!(" {number} ro")), "{runtime:?}: {line}");
         }
+    }
+}
+
+/// Each flag of a cgroup mount holds for its hierarchies, and what another mount puts on it has flags of its own. One that
+/// nobody sees is no error.
+#[test]
+fn flags_of_a_cgroup_mount_are_its_own() {
+    let env = Env::new();
+    let script = "while read id parent dev root point options rest; do case $point in /sys/fs/cgroup/pids|*/below) \
+        echo $point $options;; esac; done </proc/self/mountinfo; ls -d /sys/fs/cgroup";
+    let cgroup = |options: &[&str]| {
+        let options = json!(options);
+        move |bundle: &mut Bundle<'_>| {
+            add_mount(bundle, json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "options": options}));
+        }
+    };
+    for options in [&["nosuid", "noexec", "nodev"][..], &["nosuid", "ro"], &["rw"]] {
+        let out = alike(&env, script, |bundle| {
+            cgroup(options)(bundle);
+            add_mount(bundle, json!({"destination": "/sys/fs/cgroup/below", "type": "tmpfs", "source": "tmpfs"}));
+        });
+        assert!(out.contains("/sys/fs/cgroup/below rw,relatime"), "{out}");
+    }
+    for hide in [
+        |bundle: &mut Bundle<'_>| bundle.config["linux"]["maskedPaths"] = json!(["/sys/fs"]),
+        |bundle: &mut Bundle<'_>| {
+            add_mount(bundle, json!({"destination": "/sys/fs", "type": "tmpfs", "source": "tmpfs"}));
+        },
+    ] {
+        let outs = side_by_side(&env, "ls -A /sys/fs; echo nothing", |bundle| {
+            cgroup(&["nosuid", "ro"])(bundle);
+            hide(bundle);
+        });
+        assert_eq!(outs.map(|out| out.ok()), ["nothing", "nothing"].map(str::to_owned));
+    }
+}
+
+/// A hierarchy of two controllers has a link for each: where the host has `cpu,cpuacct`, as most have. Masks and mounts may
+/// be given by the link's name. (A host is made of this one, in a mount namespace of its own.)
+#[test]
+fn controllers_that_share_a_hierarchy_have_links_to_it() {
+    if !Path::new("/sys/fs/cgroup/cpu/cgroup.procs").exists() || Path::new("/sys/fs/cgroup/cpu").is_symlink() {
+        eprintln!("skipped: this host has no v1 hierarchy named cpu");
+        return;
+    }
+    let env = Env::new();
+    let made = env.dir.join("groups");
+    fs::create_dir(&made).expect("mkdir");
+    let host = "set -e; cd $0; mount -t tmpfs tmpfs . && cd $0; for h in /sys/fs/cgroup/*; do n=${h##*/}; \
+        case $n in cpuacct) continue;; cpu) n=cpu,cpuacct;; esac; mkdir $n; mount --bind $h $n; done; \
+        umount --recursive --lazy /sys/fs/cgroup; mount --rbind . /sys/fs/cgroup; exec \"$@\"";
+    let script = "cd /sys/fs/cgroup; readlink cpu; readlink cpuacct; stat -c '%a %u:%g %F' cpu,cpuacct; stat -c %u:%g cpu; \
+        ls -d cpu/cpu.stat cpu/tasks; wc -c <cpu/cpu.shares; grep -c ' /sys/fs/cgroup/cpu,cpuacct/' /proc/self/mountinfo; \
+        ls | wc -l; ln -s a b 2>/dev/null || echo read-only";
+    let count = fs::read_dir("/sys/fs/cgroup").expect("read").flatten().filter(|e| e.path().join("tasks").exists());
+    // cpuacct's own directory is gone, and two links are there.
+    let count = count.count() - 1 + 2;
+    for (users, namespaced) in [(false, false), (false, true), (true, true)] {
+        let container = Container::new(&env, Runtime::Ours, script, |bundle| {
+            if users {
+                with_user_namespace(bundle);
+            }
+            if namespaced {
+                let list = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+                list.push(json!({"type": "cgroup"}));
+            }
+            add_mount(
+                bundle,
+                json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "options": ["nosuid", "noexec", "nodev", "ro"]}),
+            );
+            add_mount(bundle, bind("/dev/null".as_ref(), "/sys/fs/cgroup/cpuacct/cpu.stat", &["bind", "ro"]));
+            bundle.config["linux"]["maskedPaths"] = json!(["/sys/fs/cgroup/cpu/cpu.shares"]);
+        });
+        let run = Cmd::new("unshare").args(["--mount", "sh", "-c", host]).arg(&made);
+        let run = run.args(container.runtime.words(&env)).args(["run", "--bundle"]);
+        let run = run.arg(&container.bundle.dir).arg(&container.bundle.id).env("AGENTSBX_CONFIG", &process().config);
+        let owner = if users { "65534:65534" } else { "0:0" };
+        let want = format!(
+            "cpu,cpuacct\ncpu,cpuacct\n755 {owner} directory\n0:0\ncpu/cpu.stat\ncpu/tasks\n0\n2\n{count}\nread-only"
+        );
+        assert_eq!(run.run().ok(), want, "users {users}, namespaced {namespaced}");
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod census;
 mod cri;
-mod daemon;
+pub mod daemon;
 mod events;
 mod load;
 mod order;

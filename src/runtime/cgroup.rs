@@ -38,6 +38,20 @@ fn is_extra(hierarchy: &Hierarchy, hybrid: bool) -> bool {
     !controllers.split(',').any(|c| LIBCGROUPS_V1.contains(&c))
 }
 
+/// Whether libcgroups finds a hierarchy, and joins it: by the name of the directory that it is mounted on.
+pub fn is_found_by_libcgroups(hierarchy: &Hierarchy) -> bool {
+    /// Directories of two controllers that it knows.
+    const PAIRS: [&str; 3] = ["cpu,cpuacct", "net_cls,net_prio", "net_prio,net_cls"];
+    let name = hierarchy.mount_point.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| (LIBCGROUPS_V1.contains(&name) || PAIRS.contains(&name)) && !is_extra(hierarchy, true))
+}
+
+/// Makes the cgroup `dir` of a hierarchy that is joined by [`join_extra`]; whether there is one.
+pub fn make_extra(hierarchy: &Hierarchy, dir: &CgroupDir) -> bool {
+    // Whoever joins it says why it can't be made, if that is an error.
+    is_extra(hierarchy, true) && fs::create_dir_all(&dir.path).is_ok()
+}
+
 /// The hierarchies that this process can reach by its mounts, each once.
 pub fn hierarchies() -> Result<Vec<Hierarchy>, RuntimeError> {
     crate::sys::cgroup::hierarchies().during("list the cgroup hierarchies")

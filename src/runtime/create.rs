@@ -16,6 +16,7 @@ use libcontainer::syscall::syscall::SyscallType;
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
+use super::cgroup_mount::Parts;
 use super::cow::{self, CowSource, MakeLayer};
 use super::devices;
 use super::error::{On, RuntimeError};
@@ -392,7 +393,8 @@ fn launch(
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
     let Ready { config, root, all, program, cows, make_layer } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
-    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, v1, cows)?;
+    let shown = Parts::prepare(config, &record.cgroup_path, all);
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, shown.as_ref(), cows)?;
     if bundle.confinement.profile == Profile::Strict {
         fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.carried, &record.confinement)?;
     }
@@ -409,7 +411,8 @@ fn launch(
     let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
-    let source = launch::write(record, config, Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
+    let source =
+        launch::write(record, config, shown.as_ref(), Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
     let _maps = StandIn::of(record, config, report.as_raw_fd())?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {

@@ -4,9 +4,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::mount::OpenTreeFlags;
 
+use super::cgroup_mount::{Parts, is_cgroup};
 use super::copyup;
 use super::cow::CowSource;
 use super::error::{On, RuntimeError};
@@ -31,6 +32,8 @@ enum Fixup {
     Deny { at: PathBuf },
     /// A tmpfs that is to start with what it covers.
     CopyUp { at: PathBuf, from: OwnedFd },
+    /// Symbolic links, name and target, on a cgroup mount's tmpfs.
+    Links { at: PathBuf, links: Vec<(String, String)> },
 }
 
 /// The repairs that a container needs.
@@ -39,19 +42,20 @@ pub struct Fixups(Vec<Fixup>);
 
 impl Fixups {
     /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
-    /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `v1`: the host has v1
-    /// hierarchies. `cows` are the copy-on-write mounts.
+    /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `cgroups` is what cgroup mounts
+    /// are made of, if they are written out. `cows` are the copy-on-write mounts.
     pub fn plan(
         engine: &Config,
         normalised: &Config,
         root: &OwnedFd,
         bundle: &Path,
-        v1: bool,
+        cgroups: Option<&Parts>,
         cows: &[CowSource],
     ) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
         let mut given = normalised.mounts();
         given.truncate(engine.mounts().len());
+        let masked = masked(engine);
         let below = |at: &Path, from: usize| -> Vec<PathBuf> {
             let later = given[from..].iter().map(|m| m.destination.clone());
             later.filter(|d| d.starts_with(at) && d != at).collect()
@@ -75,9 +79,20 @@ impl Fixups {
                 list.push(Fixup::Put { again: below(&at, index + 1), tree: clone_source(wanted, bundle)?, at });
                 continue;
             }
-            if wanted.kind == "cgroup" && v1 && wanted.has("ro") {
-                let attr = MountAttr { set: flags(wanted), propagation: 0 };
-                list.push(Fixup::Attr { at: at.clone(), attr, recursive: true, why: "cgroup mount flags" });
+            // One that is covered nobody sees.
+            let covered = masked.iter().any(|path| at.starts_with(path))
+                || given[index + 1..].iter().any(|later| at.starts_with(&later.destination));
+            if let Some(parts) = cgroups.filter(|_| is_cgroup(wanted) && !covered) {
+                let links = parts.links();
+                if !links.is_empty() {
+                    let links = links.into_iter().map(|(name, to)| (name.to_owned(), to.to_owned())).collect();
+                    list.push(Fixup::Links { at: at.clone(), links });
+                }
+                // Its other flags libcontainer sets. What is mounted on it has flags of its own.
+                if wanted.has("ro") {
+                    let attr = MountAttr { set: mountattr::RDONLY, propagation: 0 };
+                    list.push(Fixup::Attr { at: at.clone(), attr, recursive: false, why: "cgroup mount flags" });
+                }
             }
             if let Some((propagation, recursive)) = propagation(wanted) {
                 let attr = MountAttr { set: 0, propagation };
@@ -105,10 +120,7 @@ impl Fixups {
         confinement: &Confinement,
     ) -> Result<(), RuntimeError> {
         let places: Vec<PathBuf> = normalised.mounts().into_iter().map(|m| m.destination).collect();
-        let masked = engine.value()["linux"]["maskedPaths"].as_array();
-        // An empty path would be the beginning of all.
-        let masked = masked.into_iter().flatten().filter_map(|p| p.as_str().map(Path::new));
-        let masked: Vec<&Path> = masked.filter(|path| path.is_absolute()).collect();
+        let masked = masked(engine);
         let mut first = Vec::new();
         for Judged { mount, identity, .. } in judged {
             // Who makes overlays of some looks at their sources himself.
@@ -129,7 +141,10 @@ impl Fixups {
             }
         }
         let attr = MountAttr { set: confinement.root_flags, propagation: 0 };
-        self.0.splice(0..0, first);
+        // Places of mounts may be named by the links.
+        self.0.sort_by_key(|fixup| !matches!(fixup, Fixup::Links { .. }));
+        let links = self.0.iter().take_while(|fixup| matches!(fixup, Fixup::Links { .. })).count();
+        self.0.splice(links..links, first);
         self.0.push(Fixup::Attr { at: "/".into(), attr, recursive: false, why: "flags" });
         self.0.extend(confinement.denied.iter().map(|at| Fixup::Deny { at: at.clone() }));
         for at in carried.iter().filter(|at| !places.iter().any(|place| at.starts_with(place))) {
@@ -168,8 +183,35 @@ impl Fixup {
             Fixup::CopyUp { at, from } => open(root, at, OFlags::RDONLY | OFlags::DIRECTORY)
                 .and_then(|to| copyup::copy(from, &to))
                 .map_err(|err| format!("tmpcopyup to {}: {err}", at.display())),
+            Fixup::Links { at, links } => open(root, at, OFlags::PATH | OFlags::DIRECTORY)
+                .and_then(|dir| link(&dir, links))
+                .map_err(|err| format!("make symbolic links in {}: {err}", at.display())),
         }
     }
+}
+
+/// The masked paths of a configuration. An empty one would be the beginning of all.
+fn masked(config: &Config) -> Vec<&Path> {
+    let paths = config.value()["linux"]["maskedPaths"].as_array();
+    paths.into_iter().flatten().filter_map(|p| p.as_str().map(Path::new)).filter(|path| path.is_absolute()).collect()
+}
+
+/// Makes symbolic links in the directory `dir`, as its owner: the file system of a user namespace takes no others' files.
+fn link(dir: &OwnedFd, links: &[(String, String)]) -> std::io::Result<()> {
+    use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
+    let stat = rustix::fs::fstat(dir)?;
+    let (root_uid, root_gid) = (Uid::ROOT, Gid::ROOT);
+    // This is a helper process of one thread.
+    set_thread_res_gid(root_gid, Gid::from_raw(stat.st_gid), root_gid)?;
+    set_thread_res_uid(root_uid, Uid::from_raw(stat.st_uid), root_uid)?;
+    let made = links.iter().try_for_each(|(name, to)| match rustix::fs::symlinkat(to.as_str(), dir, name.as_str()) {
+        // A mount's place.
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        made => made,
+    });
+    set_thread_res_uid(root_uid, root_uid, root_uid)?;
+    set_thread_res_gid(root_gid, root_gid, root_gid)?;
+    Ok(made?)
 }
 
 fn same(at: &Path, identity: (u64, u64), stat: &rustix::fs::Stat) -> Result<(), String> {
@@ -327,14 +369,16 @@ pub fn own_stdio(pid: i32, config: &Config) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::cgroup::Hierarchy;
     use serde_json::json;
 
-    fn plan(mounts: serde_json::Value, v1: bool) -> Vec<String> {
+    fn plan(mounts: serde_json::Value, all: &[Hierarchy]) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("run")).unwrap();
         let root = inroot::open_root(dir.path()).unwrap();
-        let config = Config::from_value(json!({"mounts": mounts}));
-        Fixups::plan(&config, &config, &root, Path::new("/"), v1, &[])
+        let config = Config::from_value(json!({"mounts": mounts, "linux": {"maskedPaths": ["", "/sys/masked"]}}));
+        let parts = Parts::prepare(&config, Path::new("/a"), all);
+        Fixups::plan(&config, &config, &root, Path::new("/"), parts.as_ref(), &[])
             .unwrap()
             .0
             .iter()
@@ -344,25 +388,38 @@ mod tests {
                 Fixup::CopyUp { at, .. } => format!("{} copy", at.display()),
                 Fixup::Deny { at } => format!("{} deny", at.display()),
                 Fixup::Same { at, .. } => format!("{} same", at.display()),
+                Fixup::Links { at, links } => format!("{} {links:?}", at.display()),
             })
             .collect()
     }
 
     #[test]
     fn plans() {
-        let cgroup = json!([{"destination": "/sys/fs/cgroup", "type": "cgroup", "options": ["ro", "nosuid"]}]);
-        let want = MountAttr { set: mountattr::RDONLY | mountattr::NOSUID, propagation: 0 };
-        assert_eq!(plan(cgroup.clone(), true), [format!("/sys/fs/cgroup {want:?} true")]);
-        assert!(plan(cgroup, false).is_empty());
+        let v1 = |controllers: &str| Hierarchy {
+            controllers: controllers.into(),
+            mount_point: Path::new("/sys/fs/cgroup").join(controllers),
+            root: "/".into(),
+        };
+        let all = [v1("memory"), v1("cpu,cpuacct")];
+        let at = |at: &str| json!({"destination": at, "type": "cgroup", "options": ["ro", "nosuid"]});
+        let read_only = MountAttr { set: mountattr::RDONLY, propagation: 0 };
+        let flags = format!("/c {read_only:?} false");
+        let links = r#"/c [("cpu", "cpu,cpuacct"), ("cpuacct", "cpu,cpuacct")]"#.to_owned();
+        assert_eq!(plan(json!([at("/c"), {"destination": "/c/cpu"}]), &all[..1]), [flags.clone()]);
+        assert_eq!(plan(json!([at("/c")]), &all), [links, flags]);
+        for covered in [json!([at("/sys/c"), {"destination": "/sys"}]), json!([at("/sys/masked/c")])] {
+            assert_eq!(plan(covered, &all), <[String; 0]>::default());
+        }
+        assert!(plan(json!([at("/c")]), &[]).is_empty());
         let binds = json!([{"destination": "/a", "type": "bind", "options": ["rbind", "rprivate"]},
             {"destination": "/b", "type": "bind", "options": ["rbind", "shared"]}, {"destination": "/c"}]);
         let attr = |propagation| MountAttr { set: 0, propagation };
         assert_eq!(
-            plan(binds, true),
+            plan(binds, &all),
             [format!("/a {:?} true", attr(libc::MS_PRIVATE)), format!("/b {:?} false", attr(libc::MS_SHARED))]
         );
         let tmpfs = json!([{"destination": "/run", "type": "tmpfs", "options": ["tmpcopyup"]},
             {"destination": "/none", "type": "tmpfs", "options": ["tmpcopyup"]}]);
-        assert_eq!(plan(tmpfs, true), ["/run copy"]);
+        assert_eq!(plan(tmpfs, &all), ["/run copy"]);
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::cgroup_mount::Parts;
 use super::cow::Place;
 use super::error::{On, RuntimeError};
 use super::hooks::Errand;
@@ -41,10 +42,11 @@ impl Identity {
 }
 
 /// Writes the bundle; its directory. `report` is the inherited descriptor that takes what failing hooks say.
-/// `places` are the container's copy-on-write mounts.
+/// `places` are the container's copy-on-write mounts, `cgroups` what its cgroup mounts are made of.
 pub fn write(
     record: &Record,
     normalised: &Config,
+    cgroups: Option<&Parts>,
     identity: Identity,
     report: i32,
     places: Vec<Place>,
@@ -55,7 +57,11 @@ pub fn write(
         ("createRuntime", Errand::hook(record, &["prestart", "createRuntime"], report, places)),
         ("createContainer", Errand::hook(record, &["createContainer"], report, Vec::new())),
     ];
-    reduced(normalised, identity, &record.rootfs, hooks).store(&dir)?;
+    let mut config = reduced(normalised, identity, &record.rootfs, hooks);
+    if let Some(parts) = cgroups {
+        parts.write_out(&mut config);
+    }
+    config.store(&dir)?;
     Ok(dir)
 }
 

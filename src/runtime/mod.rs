@@ -3,6 +3,7 @@
 //! libcontainer sets up the first process; everything that engines see of a container's life is decided here.
 
 pub mod cgroup;
+mod cgroup_mount;
 mod copyup;
 pub mod cow;
 pub mod create;

@@ -211,8 +211,7 @@ fn plan_v2(resources: &Resources, dirs: &[CgroupDir]) -> Result<Vec<Write>, Runt
         add(&["memory.low"], given(memory.reservation).map(max_or));
     }
     if let Some(cpu) = &resources.cpu {
-        let weight = cpu.shares.filter(|s| *s != 0).map(|s| 1 + (s.clamp(2, 262_144) - 2) * 9999 / 262_142);
-        add(&["cpu.weight"], weight.map(|w| w.to_string()));
+        add(&["cpu.weight"], cpu.shares.filter(|s| *s != 0).map(|shares| weight_of(shares).to_string()));
         let (quota, period) = (given(cpu.quota), cpu.period.filter(|p| *p != 0));
         if quota.is_some() || period.is_some() {
             let now = read("cpu.max");
@@ -243,6 +242,20 @@ fn plan_v2(resources: &Resources, dirs: &[CgroupDir]) -> Result<Vec<Write>, Runt
         add(&[name], Some(value.clone()));
     }
     Ok(plan)
+}
+
+/// The weight on v2 (1 to 10,000) of v1's shares (2 to 262,144): a curve through both ends on which the default of 1024 is
+/// the default of 100, as libcgroups has it when a container is made, and runc from 1.3.2 on.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small numbers"
+)]
+fn weight_of(shares: u64) -> u64 {
+    let log = (shares.clamp(2, 262_144) as f64).log2();
+    let exponent = log * (log + 125.0) / 612.0 - 7.0 / 34.0;
+    (10_f64.powf(exponent).ceil() as u64).clamp(1, 10_000)
 }
 
 #[cfg(test)]
@@ -302,13 +315,23 @@ mod tests {
             [
                 "memory.swap.max=50",
                 "memory.max=100",
-                "cpu.weight=39",
+                "cpu.weight=100",
                 "cpu.max=max 20000",
                 "pids.max=5",
                 "io.weight=10000",
                 "memory.high=9"
             ]
         );
+    }
+
+    /// An update with the shares that a container was made with changed its weight.
+    #[test]
+    fn the_weight_is_that_of_creation() {
+        for (shares, weight) in
+            [(1, 1), (2, 1), (102, 17), (512, 59), (1024, 100), (2048, 174), (262_144, 10_000), (1 << 40, 10_000)]
+        {
+            assert_eq!(weight_of(shares), weight, "{shares}");
+        }
     }
 
     #[test]

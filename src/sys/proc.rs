@@ -7,6 +7,7 @@ use std::ptr;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::process::{Exit, reap_pidfd};
@@ -117,9 +118,16 @@ impl PidFd {
     /// Opens whatever process has this id now: a child that is not reaped yet, this process, or one that the caller tells
     /// by other means once the descriptor is open. ESRCH if there is none.
     pub fn of(pid: i32) -> Result<PidFd, SysError> {
-        let on = || pid.to_string();
-        let id = Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH).call("pidfd_open", on)?;
-        rustix::process::pidfd_open(id, PidfdFlags::empty()).map(|fd| PidFd { fd }).call("pidfd_open", on)
+        let opened = match Pid::from_raw(pid) {
+            Some(id) => rustix::process::pidfd_open(id, PidfdFlags::empty()).map_err(|errno| match errno {
+                // The number is a thread's, or has stayed a group's or a session's whose leader was reaped, for as long as
+                // anybody is in it, be it a zombie. Before Linux 6.16 both were EINVAL.
+                Errno::INVAL | Errno::NOENT => Errno::SRCH,
+                other => other,
+            }),
+            None => Err(Errno::SRCH),
+        };
+        opened.map(|fd| PidFd { fd }).call("pidfd_open", || pid.to_string())
     }
 
     /// Sends signal number `signal`, 0 to 64 (0 only checks); ESRCH if the process has ended.
@@ -201,6 +209,37 @@ mod tests {
         assert!(!is_alive(pid, start + 1).unwrap());
         assert!(PidFd::open(pid, start + 1).unwrap().is_none());
         PidFd::open(pid, start).unwrap().unwrap().send(0).unwrap();
+    }
+
+    /// A container of a shared pid namespace could not be deleted: the kernel's answer for its first process was EINVAL.
+    #[test]
+    fn a_number_that_is_no_processs_any_more_is_nobody() {
+        let thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
+        assert_eq!(PidFd::of(thread).unwrap_err().errno(), Some(libc::ESRCH), "a thread that has ended");
+        let (told, tid) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            told.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = ended.recv();
+        });
+        let tid = tid.recv().unwrap();
+        assert_eq!(PidFd::of(tid).unwrap_err().errno(), Some(libc::ESRCH), "a thread");
+        assert!(PidFd::open(tid, this().unwrap().1).unwrap().is_none());
+        drop(end);
+        thread.join().unwrap();
+
+        // A leader that is reaped, and one of its group that lives on.
+        let mut leader = std::process::Command::new("sh");
+        std::os::unix::process::CommandExt::process_group(&mut leader, 0);
+        let mut leader =
+            leader.args(["-c", "sleep 60 >/dev/null & echo $!"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = leader.id() as i32;
+        let mut member = String::new();
+        io::Read::read_to_string(leader.stdout.as_mut().unwrap(), &mut member).unwrap();
+        leader.wait().unwrap();
+        let left = PidFd::of(member.trim().parse().unwrap()).unwrap();
+        assert_eq!(PidFd::of(pid).unwrap_err().errno(), Some(libc::ESRCH), "a group's number");
+        left.send(libc::SIGKILL).unwrap();
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Kubernetes' side: pods of class `agentsbx`, made by the CRI plugins of containerd 1.6, 1.7 and 2.x, as a kubelet drives
-//! them. `policy` has what kubelets ask for and the profile strict changes or refuses.
+//! them. `policy` has what kubelets ask for and the profile strict changes or refuses, `systemd` nodes whose
+//! cgroups are systemd's.
 
 mod client;
 mod node;
 mod policy;
 mod stream;
+mod systemd;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -212,7 +214,7 @@ fn a_kill_for_want_of_memory_is_the_reason(release: Release) {
     // A resize of the pod.
     let more = json!({ "container_id": patient.id, "linux": { "memory_limit_in_bytes": 48 << 20 } });
     patient.pod.node.call("UpdateContainerResources", &more);
-    assert_eq!(patient.out("cat /sys/fs/cgroup/memory/memory.limit_in_bytes"), (48 << 20).to_string());
+    assert_eq!(patient.cgroup("memory/memory.limit_in_bytes", "memory.max"), (48 << 20).to_string());
     pod.remove();
 }
 
@@ -248,7 +250,9 @@ fn containerd_is_killed_and_comes_back(release: Release) {
 
 of_each_release!(a_child_that_holds_the_output);
 
-/// containerd#13377: the container's end was told late, and its removal took longer than Kubernetes waits.
+/// containerd#13377: the container's end was told late, and its removal took longer than Kubernetes waits. Where the pod's
+/// first process reaps nobody, the child stays as a zombie of the first process's session: before Linux 6.16 the container
+/// could not be deleted any more.
 fn a_child_that_holds_the_output(release: Release) {
     let shared = json!({ "linux": { "security_context": { "namespace_options": { "pid": "POD" } } } });
     let pod = Node::shared(release).pod(&shared);

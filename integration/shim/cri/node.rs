@@ -188,12 +188,16 @@ fn config(containerd: &Containerd) -> String {
         Release::C2 => format!("bin_dirs = ['{plugins}']"),
         _ => format!("bin_dir = '{plugins}'"),
     };
-    // The class that Kubernetes' users have, and one with a configuration of its own.
+    // The class that Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it.
     let own = containerd.run.join("class.toml");
     fs::write(&own, "allow = ['host-network', 'host-uts']\nlimits.pids = 77\n").expect("write a configuration");
     let shim = Shim::under_test();
     let mut classes = String::new();
-    for (class, options) in [("agentsbx", String::new()), ("own", format!("ConfigPath = '{}'", own.display()))] {
+    for (class, options) in [
+        ("agentsbx", String::new()),
+        ("own", format!("ConfigPath = '{}'", own.display())),
+        ("systemd", "SystemdCgroup = true".to_owned()),
+    ] {
         let table = format!("{runtime}.containerd.runtimes.{class}");
         write!(
             classes,
@@ -359,6 +363,11 @@ impl Drop for Pod<'_> {
     }
 }
 
+/// Whether all of the machine's cgroups are version 2.
+pub fn cgroup_v2() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
 /// A container of a pod; it goes with it.
 #[derive(Debug, Clone)]
 pub struct Container<'a> {
@@ -398,6 +407,12 @@ impl Container<'_> {
         let ran = self.sh(script);
         assert_eq!(ran.code, 0, "{script}: {ran:?}");
         ran.stdout.trim_end().to_owned()
+    }
+
+    /// What the container sees of its own cgroup: of a file by its path on v1, or by its name on v2.
+    #[track_caller]
+    pub fn cgroup(&self, v1: &str, v2: &str) -> String {
+        self.out(&format!("cat /sys/fs/cgroup/{}", if cgroup_v2() { v2 } else { v1 }))
     }
 
     /// `StopContainer` with a grace in seconds.
