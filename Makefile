@@ -48,7 +48,7 @@ soak: setup
 	$(CARGO) build
 	$(CARGO) test --test integration -- --ignored --nocapture --test-threads 1 $(SOAK)
 
-suite: setup
+suite:
 	@hack/containerd-suite.sh
 
 test-vm:

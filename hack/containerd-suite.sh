@@ -59,7 +59,7 @@ mkdir -p "$out/log"
 exec 9>"$out/.lock"
 flock 9
 
-"$here/deps.sh" build test
+"$here/deps.sh" build suite
 "$here/containerds.sh" target/containerd
 "$here/images.sh" busybox
 "$here/containerd-suite/get.sh" target/suite target/containerd/2/version
@@ -87,7 +87,7 @@ ln -s agentsbx "$stage/agentsbx/runc"
 cp -al target/containerd/2/bin "$stage/containerd"
 cp -al target/containerd/cri/cni "$stage/cni"
 cp -al "$out/tests" "$stage/tests"
-cp "$here/containerd-suite/run.sh" "$here/containerd-suite/registry.py" target/images/busybox.tar "$stage"
+cp "$here/containerd-suite/run.sh" "$here"/containerd-suite/*.py target/images/busybox.tar "$stage"
 # The suite knows runc's rules, not those of the strict profile.
 echo 'profile = "oci"' >"$stage/agentsbx.toml"
 

@@ -87,6 +87,9 @@ CONFIG
         [ ! -S /run/suite/c.sock ] || break
         sleep 0.1
     done
+    if [ "$engine" = agentsbx ]; then
+        python3 $stage/aliases.py /run/suite/state/io.containerd.runtime.v2.task /run/suite/c.sock k8s.io &
+    fi
     cd $stage/tests/integration
     $stage/tests/cri.test -cri-endpoint unix:///run/suite/c.sock -containerd-bin containerd \
         -runtime-handler "$engine" "$@" || rc=$?
