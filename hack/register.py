@@ -174,7 +174,8 @@ def remove(path):
     if NAME not in runtimes:
         return
     if text == fresh(runtimes[NAME].get("path")):
-        os.unlink(path)
+        # A link to it is the administrator's.
+        os.unlink(os.path.realpath(path))
         return
     while NAME in (json.loads(text).get("runtimes") or {}):
         top = Members.of_file(text)
