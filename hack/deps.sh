@@ -1,13 +1,15 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need; says and does nothing when all are there.
 #
-#   hack/deps.sh [build|test|check|demo|bench]...      (default: build test check)
+#   hack/deps.sh [build|test|check|demo|bench|suite]...      (default: build test check)
 set -eu
 
 build="gcc libc6-dev libseccomp-dev make pkg-config python3"
 check="shellcheck"
 demo="busybox-static"
 bench="busybox-static crun e2fsprogs findutils python3 runc util-linux"
+# What containerd's own tests call.
+suite="busybox-static debootstrap iproute2 lsof procps python3 runc strace util-linux"
 # What the integration tests drive: engines, reference runtimes, what builds the test images, what makes file systems, and
 # what kills at a given system call.
 test="btrfs-progs busybox-static conmon containerd crun debootstrap docker.io e2fsprogs git iproute2 iptables podman
@@ -22,8 +24,9 @@ for group in "$@"; do
     check) wanted="$wanted $check" ;;
     demo) wanted="$wanted $demo" ;;
     bench) wanted="$wanted $bench" ;;
+    suite) wanted="$wanted $suite" ;;
     *)
-        echo "usage: hack/deps.sh [build|test|check|demo|bench]..." >&2
+        echo "usage: hack/deps.sh [build|test|check|demo|bench|suite]..." >&2
         exit 2
         ;;
     esac

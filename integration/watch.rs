@@ -163,7 +163,20 @@ fn metrics_are_those_of_containerds_own_shim() {
             "io.containerd.cgroups.v1.Metrics" => to_json(&v1::Metrics::parse_from_bytes(&any.value).expect("v1")),
             _ => to_json(&v2::Metrics::parse_from_bytes(&any.value).expect("v2")),
         };
-        let ours = without_empty(ours);
+        let (mut ours, mut theirs) = (without_empty(ours), theirs);
+        for (part, field) in LATER {
+            if theirs[part][field].is_null()
+                && let Some(part) = ours.get_mut(part).and_then(Value::as_object_mut)
+            {
+                part.remove(field);
+            }
+        }
+        for metrics in [&mut ours, &mut theirs] {
+            // In the order in which a directory is read.
+            if let Some(sizes) = metrics.get_mut("hugetlb").and_then(Value::as_array_mut) {
+                sizes.sort_by_key(|size| size["pagesize"].as_str().map(str::to_owned));
+            }
+        }
         assert!(theirs["memory"]["usage"] != Value::Null && theirs["cpu"] != Value::Null, "{theirs:#}");
         if ours != theirs {
             println!("ours: {ours:#}\ntheirs: {theirs:#}");
@@ -175,6 +188,10 @@ fn metrics_are_those_of_containerds_own_shim() {
     engines.ctr(["containers", "delete", &id]).run();
     assert!(same, "see above");
 }
+
+/// Of v2, what containerd 1.6 does not tell yet.
+const LATER: [(&str, &str); 5] =
+    [("cpu", "psi"), ("memory", "psi"), ("io", "psi"), ("memory", "max_usage"), ("memory", "swap_max_usage")];
 
 /// A message's fields by their names in the protocol, as Go's JSON has them.
 fn to_json(message: &dyn MessageDyn) -> Value {

@@ -141,7 +141,8 @@ more = tar(
         ("usr/bin/passwd", "", 0, 0o4755),
     ]
 )
-pause = tar([("pause", "#!/bin/sh\nexec sleep 1000000\n", 0, 0o755)])
+# It ends when it is told to, which a first process does only if it says so.
+pause = tar([("pause", "#!/bin/sh\ntrap 'exit 0' INT TERM\nsleep 1000000 &\nwait\n", 0, 0o755)])
 volumes = {"/test_dir": "test_file", "/:colon_prefixed": "colon_prefixed_file", "/C:/weird_test_dir": "weird_test_file"}
 files = tar([(f"{volume[1:]}/{name}", "test_content\n", 0) for volume, name in volumes.items()])
 owned = tar([("test_dir", None, 65534)])
@@ -152,5 +153,5 @@ image("pause:3.10", [rootfs, pause], {**SHELL, "Cmd": None, "Entrypoint": ["/pau
 image("nginx:1.27.0", [rootfs], SHELL)
 image("resource-consumer:1.10", [rootfs], SHELL)
 image("volume-copy-up:2.2", [rootfs, files], {**SHELL, "Volumes": {volume: {} for volume in volumes}})
-image("volume-ownership:2.1", [rootfs, owned], {**SHELL, "User": "65534", "Volumes": {"/test_dir": {}}})
+image("volume-ownership:2.1", [rootfs, more, owned], {**SHELL, "User": "65534", "Volumes": {"/test_dir": {}}})
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

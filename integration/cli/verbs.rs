@@ -192,6 +192,52 @@ fn a_name_that_is_no_id_is_answered_with_the_way_to_the_id() {
     }
 }
 
+/// Engines have runtime roots of their own. Without `--root` the verbs of a running container find one by its history: by its
+/// whole id, or the twelve digits that Docker prints, and no less, since what they find they change.
+#[test]
+fn a_container_of_an_engine_is_found_without_its_root() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    bundle.id = format!("{:016x}{:048x}", std::process::id(), 7);
+    bundle.start();
+    let cmd = |args: &[&str]| {
+        let cmd = Cmd::new(env.binary.as_os_str()).arg("--store").arg(&env.store).args(args);
+        cmd.env("AGENTSBX_CONFIG", &env.config).run()
+    };
+    let (id, short) = (bundle.id.as_str(), &bundle.id[..12]);
+    for name in [id, short] {
+        let state: serde_json::Value = serde_json::from_str(&cmd(&["state", name]).ok()).expect("JSON");
+        assert_eq!(state["id"], id);
+        assert_eq!(cmd(&["exec", name, "echo", "here"]).ok(), "here");
+        assert!(cmd(&["ps", "--format", "json", "--execs", name]).ok().starts_with("[{\"pid\":"));
+        cmd(&["update", "--pids-limit", "50", name]).expect(0);
+        cmd(&["events", "--stats", name]).expect(0);
+        cmd(&["pause", name]).expect(0);
+        assert_eq!(bundle.state()["status"], "paused");
+        cmd(&["resume", name]).expect(0);
+        cmd(&["kill", name, "0"]).expect(0);
+        let exec = env.cmd(["exec", "--detach", "--pid-file"]).arg(env.dir.join(format!("named-{}.pid", name.len())));
+        exec.args([id, "sleep", "1000"]).output_to(env.dir.join("out")).run().expect(0);
+        let named = format!("named-{}", name.len());
+        cmd(&["kill", "--exec", &named, name, "KILL"]).expect(0);
+        assert_eq!(result::end(&env.json(["show", id, &named, "--json", "--wait"])).0, "signaled");
+    }
+    for args in [["kill", &id[..11], "KILL"], ["state", &id[..11], ""], ["kill", "c", "KILL"]] {
+        let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();
+        let refused = cmd(&args).expect(1);
+        assert!(refused.stderr.contains("does not exist"), "{args:?}: {}", refused.stderr);
+    }
+    // A root that is named is the one that is meant, and what makes or removes a container takes no other's.
+    let elsewhere = env.dir.join("elsewhere");
+    let named = env.binary.as_os_str();
+    let kill = Cmd::new(named).arg("--root").arg(&elsewhere).arg("--store").arg(&env.store).args(["kill", id, "KILL"]);
+    assert!(kill.run().expect(1).stderr.contains("does not exist"));
+    cmd(&["delete", "--force", id]).expect(0);
+    assert_eq!(bundle.state()["status"], "running");
+    cmd(&["kill", short, "KILL"]).expect(0);
+    crate::support::wait_until("the end", std::time::Duration::from_secs(10), || bundle.state()["status"] == "stopped");
+}
+
 /// Output that can't be written is a failure; that its reader has gone is not one to talk of.
 #[test]
 fn what_could_not_be_printed_is_told() {
@@ -306,14 +352,53 @@ fn git_takes_the_patch() {
     let before = env.dir.join("before");
     std::fs::create_dir_all(before.join("etc")).expect("make a directory");
     std::fs::copy(bundle.rootfs.join("etc/passwd"), before.join("etc/passwd")).expect("copy");
-    bundle.sh("chmod 600 /etc/passwd; echo new >/new; chmod 750 /new; echo 'x:x:9:9::/:' >>/etc/passwd").expect(0);
+    bundle.sh("chmod 600 /etc/passwd; echo new >/new; chmod 4750 /new; echo 'x:x:9:9::/:' >>/etc/passwd").expect(0);
     // Not the repository that these files lie in.
     Cmd::new("git").args(["init", "--quiet"]).arg(&before).ok();
     let patch = env.run(["diff", &bundle.id, "--patch"]).expect(0).stdout;
     assert!(patch.contains("Metadata of /etc/passwd changed: mode 0644 -> 0600"), "{patch}");
+    assert!(patch.contains("File /new added (mode 4750)\ndiff --git a/new b/new\nnew file mode 100755\n"), "{patch}");
     Cmd::new("git").args(["-C"]).arg(&before).args(["apply", "-"]).stdin(patch.as_str()).ok();
     assert_eq!(std::fs::read_to_string(before.join("new")).expect("read"), "new\n");
     assert!(std::fs::read_to_string(before.join("etc/passwd")).expect("read").contains("x:x:9:9::/:"));
+}
+
+/// git's form has two modes of files, 0644 and 0755: every other, above all a set-user-ID program, has a line of its own.
+#[test]
+fn a_patch_tells_every_mode() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("mkdir /dir; for f in kept plain exe; do echo $f >/$f; chmod 644 /$f; done; ln -s plain /link").expect(0);
+    bundle
+        .sh("cp /bin/busybox /suid; chmod 4755 /suid; echo x >/all; chmod 2777 /all; mkdir /d; chmod 1777 /d
+             echo n >/new; chmod 644 /new; echo p >/program; chmod 755 /program
+             chmod 4755 /plain; chmod 755 /exe; chmod 2775 /dir; echo more >>/kept; chmod 6711 /kept
+             rm /link; echo s >/link; chmod 4711 /link")
+        .expect(0);
+    let patch = env.run(["diff", &bundle.id, "@-1..@", "--patch"]).expect(0).stdout;
+    let told: Vec<&str> = patch.lines().filter(|line| line.contains("mode ")).collect();
+    let wanted = [
+        "File /all added (mode 2777)",
+        "new file mode 100755",
+        "Directory /d added (mode 1777)",
+        "Metadata of /dir changed: mode 0755 -> 2775",
+        "old mode 100644",
+        "new mode 100755",
+        "Metadata of /kept changed: mode 0644 -> 6711",
+        "old mode 100644",
+        "new mode 100755",
+        "deleted file mode 120000",
+        "File /link added (mode 4711)",
+        "new file mode 100755",
+        "new file mode 100644",
+        "Metadata of /plain changed: mode 0644 -> 4755",
+        "old mode 100644",
+        "new mode 100755",
+        "new file mode 100755",
+        "File /suid added (mode 4755)",
+        "new file mode 100755",
+    ];
+    assert_eq!(told, wanted, "{patch}");
 }
 
 /// An engine can always look at a container, end it and get rid of it, and a person repair, whatever the configuration has

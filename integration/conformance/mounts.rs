@@ -215,6 +215,31 @@ fn flags_of_a_cgroup_mount_are_its_own() {
     }
 }
 
+/// A container in the host's mount namespace: its root is a directory there. Mounts were repaired at their places below the
+/// host's root, so that the host's own cgroup mount became read-only. (Here it is that of a namespace of the test's.)
+#[test]
+fn without_a_mount_namespace_the_hosts_mounts_stay_as_they_are() {
+    let env = Env::new();
+    let script = "mount --make-rprivate / && grep -E ' /sys/fs/cgroup|[0-9]+ / / ' /proc/self/mountinfo >$0.before; \"$@\"; code=$?; \
+        grep -E ' /sys/fs/cgroup|[0-9]+ / / ' /proc/self/mountinfo >$0.after; exit $code";
+    let container = Container::new(&env, Runtime::Ours, "mkdir /sys/fs/cgroup/made || echo read-only", |bundle| {
+        without_namespace(bundle, "mount");
+        for paths in ["maskedPaths", "readonlyPaths"] {
+            bundle.config["linux"].as_object_mut().expect("linux").remove(paths);
+        }
+        let options = ["nosuid", "nodev", "noexec", "ro", "rprivate"];
+        add_mount(bundle, json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "options": options}));
+    });
+    let list = env.dir.join("mounts");
+    let run = Cmd::new("unshare").args(["--mount", "sh", "-c", script]).arg(&list);
+    let run = run.args(container.runtime.words(&env)).args(["run", "--bundle"]);
+    let run = run.arg(&container.bundle.dir).arg(&container.bundle.id).env("AGENTSBX_CONFIG", &process().config);
+    assert_eq!(run.run().ok(), "read-only");
+    let read = |when: &str| fs::read_to_string(env.dir.join(format!("mounts.{when}"))).expect("read");
+    assert!(read("before").contains(" /sys/fs/cgroup "), "{}", read("before"));
+    assert_eq!(read("before"), read("after"));
+}
+
 /// A hierarchy of two controllers has a link for each: where the host has `cpu,cpuacct`, as most have. Masks and mounts may
 /// be given by the link's name. (A host is made of this one, in a mount namespace of its own.)
 #[test]

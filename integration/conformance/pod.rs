@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::lab::{Container, Runtime, add_mount, cgroups_of};
 use crate::support::bundle::Bundle;
+use crate::support::env::process;
 use crate::support::{Cmd, Env, wait_until};
 
 fn join(bundle: &mut Bundle<'_>, kind: &str, path: &str) {
@@ -143,4 +144,30 @@ fn a_cgroup_mount_is_the_containers_own_in_a_joined_cgroup_namespace() {
         let inode = |path: &Path| fs::metadata(path).expect("stat").ino();
         assert_eq!(inode(inside.as_ref()), inode(&path), "{name}");
     }
+}
+
+/// Where `/proc` is of another pid namespace, the container's pid is another process's there: the container's mounts were
+/// repaired in that one's mount namespace. Such a place is refused, with what to do.
+#[test]
+fn a_proc_of_another_pid_namespace_is_refused() {
+    let env = Env::new();
+    let container = Container::new(&env, Runtime::Ours, "echo ran", |_| {});
+    let run = |options: &[&str]| {
+        let unshare = Cmd::new("unshare").args(["--pid", "--fork", "--mount"]).args(options);
+        let run = unshare.args(container.runtime.words(&env)).args(["run", "--bundle"]).arg(&container.bundle.dir);
+        run.arg(&container.bundle.id).env("AGENTSBX_CONFIG", &process().config).run()
+    };
+    let refused = run(&[]).expect(1);
+    assert!(refused.stderr.contains("pid namespace; mount it there"), "{}", refused.stderr);
+    assert_eq!(refused.stdout, "");
+    assert_eq!(run(&["--mount-proc"]).ok(), "ran");
+    // Nor is a container of the host taken for ended.
+    let living = Container::new(&env, Runtime::Ours, "exec sleep 100000", |_| {});
+    living.start();
+    for verb in ["state", "delete", "kill"] {
+        let asked = Cmd::new("unshare").args(["--pid", "--fork"]).args(living.runtime.words(&env));
+        let told = asked.args([verb, &living.bundle.id]).env("AGENTSBX_CONFIG", &process().config).run();
+        assert!(told.code != 0 && told.stderr.contains("pid namespace; mount it there"), "{verb}: {}", told.stderr);
+    }
+    assert_eq!(living.status(), "running");
 }

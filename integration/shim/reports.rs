@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use containerd_shim_protos::ttrpc::Code;
+use containerd_shim_protos::types::task::Status;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::census;
@@ -35,6 +36,33 @@ fn a_very_long_error_returns() {
     assert!(output.code != 0 && begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert!(output.both().contains("OCI runtime exec failed"), "{}", output.both().get(..200).unwrap_or_default());
     task.sh("exit 4").expect(4);
+}
+
+/// What the runtime says of a command that it can't start is told to who asked for it, and once: it is no output of the command,
+/// and no line of the container's log.
+#[test]
+fn a_failed_start_is_no_output() {
+    for shim in [Shim::Stock, Shim::under_test()] {
+        let task = Task::of(newest(), shim, &[], &["sleep", "100000"]);
+        let output = task.exec(&[], &["no-such-program"]).run();
+        assert_ne!(output.code, 0);
+        assert_eq!(output.both().matches("no-such-program").count(), 1, "{shim:?}: {}", output.both());
+        let id = unique("bad");
+        let output = newest().run_with(shim, &id, &[], &["no-such-program"]).run();
+        assert_ne!(output.code, 0);
+        // containerd may name the command once more.
+        let lines = output.both().lines().filter(|line| line.contains("create failed")).count();
+        assert_eq!(lines, 1, "{shim:?}: {}", output.both());
+        newest().ctr(["containers", "delete", &id]).run();
+    }
+    let task = Task::idle(newest(), &[]);
+    let log = newest().data().join("failed-start.log");
+    let shim = task_api::Shim::of(&task);
+    shim.exec_with("bad", &["no-such-program"], &format!("file://{}", log.display()), "").expect("exec");
+    let (_, text) = shim.start("bad").expect_err("there is no such program");
+    assert!(text.contains("no-such-program"), "{text}");
+    assert_eq!(shim.delete("bad").expect("delete"), 0);
+    assert_eq!(fs::read_to_string(log).expect("read"), "");
 }
 
 /// containerd #5708, #4016: a pod was `Terminating` for ever, since `kill` of what had ended gave no error that containerd
@@ -299,6 +327,46 @@ fn the_first_process_exits_last() {
     task.remove();
 }
 
+/// containerd's own test for #10589 adds a second exec while the first is still being started and the first process was
+/// killed. The end is not told yet, so the container runs as far as anybody knows, and the exec may be added; ours said that
+/// the container is stopped, and then that it is not.
+#[test]
+fn an_exec_is_added_before_the_end_is_told() {
+    let containerd = newest();
+    let task = Task::idle(containerd, &[]);
+    let shim = task_api::Shim::of(&task);
+    // The first exec is being started for as long as its logger is not ready.
+    let dir = containerd.run.join("tmp");
+    let (there, go) = (dir.join(unique("there")), dir.join(unique("go")));
+    let wait = format!("touch {}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
+    let program = write_program(&dir, &format!("#!/bin/sh\n{wait}\nexec 5>&-\ncat <&3\n"));
+    shim.exec_with("first", &["true"], &format!("binary://{}", program.display()), "").expect("exec");
+    thread::scope(|scope| {
+        let first = scope.spawn(|| shim.start("first"));
+        wait_until("the logger", SOON, || there.exists());
+        let pid = task.pid();
+        task.kill_first_process();
+        wait_until("the end", SOON, || !Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(task.status(), "RUNNING");
+        shim.exec("second", &["true"]).expect("exec");
+        let (_, text) = shim.start("second").expect_err("the first process has ended");
+        assert!(text.contains("is not running"), "{text}");
+        fs::write(&go, "").expect("let the logger be ready");
+        first.join().expect("join").expect_err("the first process has ended");
+    });
+    task.wait_status("STOPPED");
+    for exec in ["first", "second"] {
+        let status = shim.state(exec).expect("state").status.enum_value().expect("a status");
+        assert_eq!(status, Status::CREATED, "{exec}");
+    }
+    let (_, text) = shim.exec("third", &["true"]).expect_err("its end was told");
+    assert!(text.contains("in a stopped state"), "{text}");
+    task.remove();
+    for file in [there, go, program] {
+        fs::remove_file(file).expect("remove a file");
+    }
+}
+
 /// containerd #6771, #12600, #9309: what ended while containerd was away was never seen to end, and its shim stayed.
 #[test]
 fn an_end_while_containerd_is_away() {
@@ -454,17 +522,23 @@ fn output_goes_to_a_file() {
     fs::remove_file(&log).expect("remove the log");
 }
 
+/// A program in `dir` that is closed for writing again.
+fn write_program(dir: &Path, script: &str) -> PathBuf {
+    let program = dir.join(unique("program"));
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o755).open(&program).expect("make a program");
+    std::io::Write::write_all(&mut &file, script.as_bytes()).expect("write");
+    program
+}
+
 /// And to a program, which gets three descriptors and says when it is ready.
 #[test]
 fn output_goes_to_a_program() {
     let containerd = newest();
     let dir = containerd.run.join("tmp");
-    let (program, log) = (dir.join(unique("logger")), dir.join(unique("log")));
+    let log = dir.join(unique("log"));
     let script = "#!/bin/sh\nexec 5>&-\necho \"$CONTAINER_NAMESPACE $CONTAINER_ID $*\" >\"$2\"\ncat <&3 >>\"$2\"\n";
-    let mut options = fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o755).open(&program).expect("make a program");
-    std::io::Write::write_all(&mut &file, script.as_bytes()).expect("write");
-    drop(file);
+    let program = write_program(&dir, script);
     let address = format!("binary://{}?file={}", program.display(), log.display());
     let id = unique("logged");
     containerd

@@ -101,6 +101,8 @@ struct State {
     paused: Status,
     /// The first process has ended: no exec begins.
     closed: bool,
+    /// The first process's end is told, or about to be: no exec is added.
+    told: bool,
     /// Execs that are being started or run.
     busy: usize,
     /// It has been told that the container is deleted.
@@ -137,7 +139,14 @@ impl Container {
             owner: Owner { uid: options.io_uid, gid: options.io_gid },
             init: Process::new("", stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal)),
             execs: Mutex::default(),
-            state: Mutex::new(State { paused: Status::RUNNING, closed: false, busy: 0, deleted: false, doomed: false }),
+            state: Mutex::new(State {
+                paused: Status::RUNNING,
+                closed: false,
+                told: false,
+                busy: 0,
+                deleted: false,
+                doomed: false,
+            }),
             exec_ended: Notify::new(),
             starting: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
@@ -274,6 +283,11 @@ impl Container {
         if let Err(err) = record::write_exit(&self.bundle, pid, exit) {
             tracing::error!(container = self.id, %err, "the exit code could not be recorded");
         }
+        {
+            // While no exec is being added: what is told of it comes before.
+            let _execs = self.execs();
+            self.lock().told = true;
+        }
         self.tell_end(&self.id, pid, exit);
         self.init.ended(exit);
     }
@@ -352,13 +366,15 @@ impl Container {
         }
     }
 
-    /// Adds an exec, which is not started yet.
+    /// Adds an exec, which is not started yet. It may be added for as long as the first process's end has not been told, and
+    /// is not started once that process has ended: until then containerd is told that the container runs.
     pub fn add_exec(&self, request: &ExecProcessRequest) -> Result<(), ShimError> {
         let id = record::check_exec_id(&request.exec_id)?;
         let spec = with_terminal(request.spec.as_ref().map_or(&[], |any| &any.value), request.terminal);
+        let mut execs = self.execs();
         {
             let state = self.lock();
-            if state.closed || self.init.now().phase == Phase::Stopped {
+            if state.told {
                 return Err(ShimError::State("cannot exec in a stopped state".into()));
             }
             if state.paused != Status::RUNNING {
@@ -367,12 +383,11 @@ impl Container {
         }
         let stdio = stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal);
         let exec = Process::new(id, stdio).with_spec(spec);
-        let mut execs = self.execs();
         if execs.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
         execs.insert(id.to_owned(), Arc::new(exec));
-        // While the map is locked, so that its start is told later.
+        // While the map is locked, so that its start and the first process's end are told later.
         let (container_id, exec_id) = (self.id.clone(), id.to_owned());
         let added = event::TaskExecAdded { container_id, exec_id, ..Default::default() };
         self.tell(topics::TASK_EXEC_ADDED_EVENT_TOPIC, &added);

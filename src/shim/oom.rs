@@ -28,6 +28,9 @@ use crate::sys::watch::watch_for;
 const APART: Duration = Duration::from_millis(100);
 /// How long after a v1 wake-up, which comes before the kill, the counters are looked at.
 const COUNTED_WITHIN: Duration = Duration::from_millis(100);
+/// How long after a v2 wake-up the counter is looked at again and again: the kernel wakes at once when the limit is reached, and
+/// of the kill soon after only 10 ms later. By then systemd may have removed the group of a container that has ended of it.
+const KILLED_WITHIN: Duration = Duration::from_millis(50);
 /// How often it is looked whether a v2 group is still there: the kernel does not tell who polls.
 const GONE_EVERY: Duration = Duration::from_secs(60);
 /// How many groups below the container's are looked at: it may be able to make as many as it likes.
@@ -270,12 +273,29 @@ impl V2 {
                 return false;
             }
             match timeout(GONE_EVERY, self.events.ready(Interest::PRIORITY)).await {
-                Ok(Ok(mut ready)) => ready.clear_ready(),
+                Ok(Ok(mut ready)) => {
+                    ready.clear_ready();
+                    if self.soon().await {
+                        return true;
+                    }
+                }
                 Ok(Err(_)) => return false,
                 // Only to look whether it is still there.
                 Err(_) => {}
             }
         }
+    }
+
+    /// Whether the counter grows within a moment.
+    async fn soon(&mut self) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < KILLED_WITHIN {
+            if self.look() {
+                return true;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        false
     }
 
     /// Whether the counter has grown.

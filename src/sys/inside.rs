@@ -10,15 +10,19 @@ use super::process::in_child;
 
 /// Runs `work` in the mount namespace of the process whose `/proc/PID` directory is `proc_dir`, in a child of ours.
 ///
-/// `work` gets the root directory of that namespace (`O_PATH`). Its error text (the first 4096 bytes) comes back as the
+/// `work` gets that process's root directory (`O_PATH`), which is not the namespace's where the process is in the host's and
+/// has changed its root by chroot(2). Its error text (the first 4096 bytes) comes back as the
 /// error. The caller must be single-threaded (see [`in_child`]).
 pub fn in_mount_namespace(
     proc_dir: &OwnedFd,
     work: impl FnOnce(&OwnedFd) -> Result<(), String>,
 ) -> io::Result<Result<(), String>> {
     let ns = rustix::fs::openat(proc_dir, "ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(proc_dir, "root", flags, Mode::empty())?;
     let (exit, text) = in_child(|channel| {
-        match join(&ns).map_err(|err| format!("join mount namespace: {err}")).and_then(|root| work(&root)) {
+        let joined = move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Mount));
+        match joined.map_err(|errno| format!("join mount namespace: {errno}")).and_then(|()| work(&root)) {
             Ok(()) => 0,
             Err(text) => {
                 // Without a reader nobody is left to tell; the exit code still says that it failed.
@@ -32,9 +36,4 @@ pub fn in_mount_namespace(
         code if text.is_empty() => Err(format!("helper ended with {code}")),
         _ => Err(String::from_utf8_lossy(&text).into_owned()),
     })
-}
-
-fn join(ns: impl AsFd) -> io::Result<OwnedFd> {
-    move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Mount))?;
-    Ok(rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -58,7 +58,11 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
 }
 
 /// True if `pid` is the process that started at `start_time`, and it has not ended.
+///
+/// # Errors
+/// Besides what reading gives, `Unsupported` if `/proc` is of another pid namespace.
 pub fn is_alive(pid: i32, start_time: u64) -> io::Result<bool> {
+    require_own()?;
     Ok(stat(pid)?.is_some_and(|s| s.start_time == start_time && !s.is_dead()))
 }
 
@@ -91,10 +95,30 @@ pub fn written_bytes(pid: i32) -> Option<u64> {
 }
 
 /// This process, as others will find it.
+///
+/// # Errors
+/// As [`is_alive`].
 pub fn this() -> io::Result<(i32, u64)> {
+    require_own()?;
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let stat = stat(pid)?.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
     Ok((pid, stat.start_time))
+}
+
+/// Fails if `/proc` is of another pid namespace than this process: under the pids that we know it has others, and what is
+/// meant for a container would be done to them.
+fn require_own() -> io::Result<()> {
+    let shown = rustix::fs::readlink("/proc/self", Vec::new());
+    let pid = rustix::process::getpid().as_raw_nonzero().to_string();
+    match shown {
+        Ok(shown) if shown.as_bytes() == pid.as_bytes() => Ok(()),
+        // No process of this number there, as far as that namespace can see.
+        Ok(_) | Err(rustix::io::Errno::NOENT) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "/proc is not that of this process's pid namespace; mount it there (mount -t proc proc /proc)",
+        )),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// A reference to one process that a reused pid cannot redirect.
@@ -105,7 +129,12 @@ pub struct PidFd {
 
 impl PidFd {
     /// Opens `pid` if it still is the process that started at `start_time`; `None` if that one is gone or a zombie.
+    ///
+    /// # Errors
+    /// As [`is_alive`], and those of pidfd_open(2) but ESRCH.
     pub fn open(pid: i32, start_time: u64) -> Result<Option<PidFd>, SysError> {
+        // First: there may be no such process in this pid namespace, and yet in that of `/proc`.
+        require_own().call("readlink", || "/proc/self".into())?;
         let pidfd = match PidFd::of(pid) {
             Err(err) if err.errno() == Some(libc::ESRCH) => return Ok(None),
             other => other?,

@@ -344,9 +344,10 @@ pub fn own_core_scheduling() -> Result<(), SysError> {
 /// Sets a variable of this process's environment, or takes it out; what it was. The caller must be single-threaded.
 pub fn replace_env(name: &str, value: Option<&OsStr>) -> Option<OsString> {
     let before = std::env::var_os(name);
-    // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
     match value {
+        // SAFETY: single-threaded by the caller's contract, so nobody reads the environment meanwhile.
         Some(value) => unsafe { std::env::set_var(name, value) },
+        // SAFETY: as above.
         None => unsafe { std::env::remove_var(name) },
     }
     before

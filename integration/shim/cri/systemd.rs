@@ -146,10 +146,13 @@ fn a_pod_in_a_slice(release: Release) {
 
     execs(&slice, &a);
     statistics(&a, &b);
-    let greedy =
-        pod.run(&["tail", "/dev/zero"], &json!({ "linux": { "resources": { "memory_limit_in_bytes": 32 << 20 } } }));
-    let ended = greedy.ended();
-    assert_eq!((&ended["exit_code"], &ended["reason"]), (&json!(137), &json!("OOMKilled")), "{ended}");
+    let limit = json!({ "linux": { "resources": { "memory_limit_in_bytes": 32 << 20 } } });
+    for _ in 0..3 {
+        // When its last process is gone systemd removes the group, and the counter of such kills with it.
+        let greedy = pod.run(&["tail", "/dev/zero"], &limit);
+        let ended = greedy.ended();
+        assert_eq!((&ended["exit_code"], &ended["reason"]), (&json!(137), &json!("OOMKilled")), "{ended}");
+    }
 
     let more = json!({ "container_id": a.id, "linux": { "memory_limit_in_bytes": 96 << 20, "cpu_period": 100_000, "cpu_quota": 25_000 } });
     node.call("UpdateContainerResources", &more);
@@ -169,7 +172,7 @@ fn a_pod_in_a_slice(release: Release) {
         ("active".into(), "59".into())
     );
     assert_eq!(c.sh("exit 3").code, 3);
-    let ids = [&pod.id, &a.id, &b.id, &greedy.id, &other.id, &c.id].map(String::clone);
+    let ids = [&pod.id, &a.id, &b.id, &other.id, &c.id].map(String::clone);
     other.remove();
     pod.remove();
     for id in &ids {
@@ -225,9 +228,4 @@ fn statistics(a: &Container<'_>, b: &Container<'_>) {
     let stats = node.call("PodSandboxStats", &request)["stats"]["linux"].clone();
     assert!(number(&stats["memory"]["working_set_bytes"]) > 0, "{stats}");
     assert_eq!(stats["containers"].as_array().expect("a list").len(), 2, "{stats}");
-    if node.containerd.release == Release::C2 {
-        // What a kubelet asks when it is to follow the engine.
-        let config = node.call("RuntimeConfig", &json!({}));
-        assert_eq!(config["linux"]["cgroup_driver"], "SYSTEMD", "{config}");
-    }
 }
