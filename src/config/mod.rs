@@ -202,20 +202,36 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
 
 /// As [`load`], for what must go on whatever the file has come to: ending containers, and repairing. What is wrong with the
 /// file comes beside. Nothing is then dropped by bounds, since nobody knows which ones were meant; the store is where flag,
-/// environment or the file say, the latter if it is TOML at all.
+/// environment or the file say, the latter if it does so before what is no TOML in it.
 pub fn load_or_least(sources: &Sources) -> (Config, Option<ConfigError>) {
     let err = match load(sources) {
         Ok(config) => return (config, None),
         Err(err) => err,
     };
     let text = sources.text().unwrap_or_default();
-    let written: toml::Table = toml::from_str(&text).unwrap_or_default();
-    let file = written.get("store").and_then(toml::Value::as_str).map(PathBuf::from);
+    let file = beginning(&text).get("store").and_then(toml::Value::as_str).map(PathBuf::from);
     let places = [sources.store_flag.clone(), sources.store_env.clone(), file, sources.user_data.clone()];
     let store = places.into_iter().flatten().find(|path| path.is_absolute());
     let mut config = Config { retention: Retention::default(), keep_events: 0, ..Config::default() };
     config.store = store.unwrap_or(config.store);
     (config, Some(err))
+}
+
+/// What a text says up to the line that is no TOML.
+fn beginning(text: &str) -> toml::Table {
+    /// A list that is not closed is told at the end of the text: some lines go before its own.
+    const TRIES: usize = 1000;
+    let mut rest = text;
+    for _ in 0..TRIES {
+        let at = match toml::from_str::<toml::Table>(rest) {
+            Ok(table) => return table,
+            Err(err) => err.span().map_or(0, |span| rest.floor_char_boundary(span.start)),
+        };
+        // Without the line of the mistake, be it the empty one at the end.
+        let before = rest[..at].rfind('\n').map_or(0, |newline| newline + 1);
+        rest = if before < rest.len() { &rest[..before] } else { rest.trim_end_matches('\n') };
+    }
+    toml::Table::new()
 }
 
 /// As [`load`], key by key, each value with where it comes from.
@@ -311,7 +327,14 @@ mod tests {
             ("store = '/file'\nprofil = 'oci'\n[retention]\ngenerations = 3\n", &none, "/file"),
             ("store = '/file'\n[log]\nkeep = 'all'\n", &none, "/file"),
             ("store = '/file'\n[log]\nkeep = 'all'\n", &flag, "/flag"),
-            ("store = '/file'\n[log\n", &none, DEFAULT_STORE),
+            ("store = '/file'\n[log\n", &none, "/file"),
+            ("store = '/file'\n[log\n", &flag, "/flag"),
+            ("store = '/file'\r\nallow = [\r\n  'x',\r\n\r\n[log]\r\nkeep = 1\r\n", &none, "/file"),
+            ("# ä\nstore = '/file'\nprofile = \"ä\nexec = 1", &none, "/file"),
+            ("[log\nkeep = 1\n", &none, DEFAULT_STORE),
+            ("store = '/file\n[log]\n", &none, DEFAULT_STORE),
+            ("store = [\n\n\n", &none, DEFAULT_STORE),
+            ("store = '/file'\nstore = '/other'\n", &none, "/file"),
             ("store = 'file'\n", &none, DEFAULT_STORE),
         ] {
             let (config, err) = read(text, sources);
