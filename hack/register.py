@@ -174,7 +174,8 @@ def remove(path, binary):
     if NAME not in runtimes or names_another(runtimes[NAME], binary):
         return
     if text == fresh(binary):
-        os.unlink(path)
+        # A link to it is the administrator's.
+        os.unlink(os.path.realpath(path))
         return
     while NAME in (json.loads(text).get("runtimes") or {}):
         top = Members.of_file(text)

@@ -149,6 +149,24 @@ fn what_else_daemon_json_says_stays_as_it_is() {
     }
 }
 
+/// A link that stands in its place leads to what is changed, and stays.
+#[test]
+fn a_link_to_daemon_json_stays() {
+    for text in [None, Some("{\n  \"debug\": true\n}\n")] {
+        let machine = Machine::new();
+        let (link, real) = (machine.0.join(DAEMON), machine.0.join("real.json"));
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        if let Some(text) = text {
+            fs::write(&real, text).expect("write");
+        }
+        machine.make("install").ok();
+        assert!(fs::read_to_string(&real).expect("a file").contains("/opt/sbx/bin/agentsbx"));
+        machine.make("uninstall").ok();
+        assert_eq!(fs::read_link(&link).expect("a link"), real);
+        assert_eq!(fs::read_to_string(&real).ok().as_deref(), text);
+    }
+}
+
 /// What an administrator has put into the entry is kept while it is there; as the default it goes with it, since dockerd does
 /// not start with a default that it does not know.
 #[test]

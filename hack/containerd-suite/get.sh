@@ -32,11 +32,11 @@ failed() {
     echo "hack/containerd-suite/get.sh: $1: $out/build.log" >&2
     exit 1
 }
-debootstrap --variant=minbase sid "$root" "$(python3 "$here/mirror.py" sid)" >"$out/build.log" 2>&1 ||
+# A mount of it goes with the last process, however that ends: what is below it must never be deleted.
+unshare --mount debootstrap --variant=minbase sid "$root" "$(python3 "$here/mirror.py" sid)" >"$out/build.log" 2>&1 ||
     failed "the release could not be installed"
 # Reached as from here.
 apt-config dump | grep -E '^Acquire::(Check-|https?::)' >"$root/etc/apt/apt.conf.d/90here" || true
-# Mounts of its own, which go with it. An ended build must not leave one, for what is below would be deleted.
 # shellcheck disable=SC2016 # expanded by the inner shell
 unshare --mount --pid --fork --kill-child sh -c '
     set -eu

@@ -94,12 +94,11 @@ CONFIG
     $stage/tests/cri.test -cri-endpoint unix:///run/suite/c.sock -containerd-bin containerd \
         -runtime-handler "$engine" "$@" || rc=$?
 fi
-# What is left behind, for the comparison: some tests do not clean up. Of the processes the last part of their command.
+# What is left behind, for the comparison: some tests do not clean up, or fail before they do.
 sleep 2
 for process in /proc/[0-9]*; do
     case $(cat "$process/comm" 2>/dev/null) in
-    "" | sh | python3 | containerd | sleep) ;;
-    *) tr '\0' ' ' <"$process/cmdline" | sed 's/^/left process: /' && echo ;;
+    containerd-shim | agentsbx | runc*) tr '\0' ' ' <"$process/cmdline" | sed 's/^/left process: /' && echo ;;
     esac
 done
 find /sys/fs/cgroup -mindepth 2 -type d | sed 's,/sys/fs/cgroup/[^/]*,left cgroup: ,' | sort -u

@@ -12,20 +12,24 @@ import sys
 
 VERDICT = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \(\d")
 BEGUN = re.compile(r"=== RUN +(\S+)")
+LEFT = re.compile(r"left (process|cgroup): ")
 
 
-def verdicts(path):
-    """Of each test of a log. One that began and has none was cut off: that is no better than to fail."""
-    found = {}
+def read(path):
+    """The verdict of each test of a log, and how many processes and cgroups are left at its end. A test that began and has
+    no verdict was cut off: that is no better than to fail."""
+    found, left = {}, {"process": 0, "cgroup": 0}
     with open(path, errors="replace") as log:
         for line in log:
             if begun := BEGUN.search(line):
                 found.setdefault(begun.group(1), "cut off")
             elif verdict := VERDICT.search(line):
                 found[verdict.group(2)] = verdict.group(1).lower()
+            elif remnant := LEFT.match(line):
+                left[remnant.group(1)] += 1
     if not found:
         sys.exit(f"{path}: no test was run")
-    return found
+    return found, f"{left['process']} processes and {left['cgroup']} cgroups"
 
 
 def reasons(path):
@@ -45,7 +49,9 @@ def reasons(path):
 known = reasons(sys.argv[1])
 rows, counts, wrong = [], [], []
 for suite in sys.argv[3:]:
-    stock, ours = (verdicts(os.path.join(sys.argv[2], f"{suite}-{engine}.log")) for engine in ("runc", "agentsbx"))
+    (stock, stock_left), (ours, ours_left) = (
+        read(os.path.join(sys.argv[2], f"{suite}-{engine}.log")) for engine in ("runc", "agentsbx")
+    )
     count = {}
     differ = set()
     for test in {**stock, **ours}:
@@ -69,6 +75,7 @@ for suite in sys.argv[3:]:
             wrong.append(f"{suite} {test}: the list has a reason, but it is no different")
     total = ", ".join(f"{number} {key}" for key, number in sorted(count.items()))
     counts.append(f"{suite}: {sum(count.values())} tests and parts of tests: {total}")
+    counts.append(f"  left by the tests, and ended with them: stock {stock_left}, ours {ours_left}")
 
 if rows:
     rows.insert(0, ("suite", "test", "stock", "ours", "why"))

@@ -235,6 +235,52 @@ fn a_name_that_is_no_id_is_answered_with_the_way_to_the_id() {
     }
 }
 
+/// Engines have runtime roots of their own. Without `--root` the verbs of a running container find one by its history: by its
+/// whole id, or the twelve digits that Docker prints, and no less, since what they find they change.
+#[test]
+fn a_container_of_an_engine_is_found_without_its_root() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    bundle.id = format!("{:016x}{:048x}", std::process::id(), 7);
+    bundle.start();
+    let cmd = |args: &[&str]| {
+        let cmd = Cmd::new(env.binary.as_os_str()).arg("--store").arg(&env.store).args(args);
+        cmd.env("AGENTSBX_CONFIG", &env.config).run()
+    };
+    let (id, short) = (bundle.id.as_str(), &bundle.id[..12]);
+    for name in [id, short] {
+        let state: serde_json::Value = serde_json::from_str(&cmd(&["state", name]).ok()).expect("JSON");
+        assert_eq!(state["id"], id);
+        assert_eq!(cmd(&["exec", name, "echo", "here"]).ok(), "here");
+        assert!(cmd(&["ps", "--format", "json", "--execs", name]).ok().starts_with("[{\"pid\":"));
+        cmd(&["update", "--pids-limit", "50", name]).expect(0);
+        cmd(&["events", "--stats", name]).expect(0);
+        cmd(&["pause", name]).expect(0);
+        assert_eq!(bundle.state()["status"], "paused");
+        cmd(&["resume", name]).expect(0);
+        cmd(&["kill", name, "0"]).expect(0);
+        let exec = env.cmd(["exec", "--detach", "--pid-file"]).arg(env.dir.join(format!("named-{}.pid", name.len())));
+        exec.args([id, "sleep", "1000"]).output_to(env.dir.join("out")).run().expect(0);
+        let named = format!("named-{}", name.len());
+        cmd(&["kill", "--exec", &named, name, "KILL"]).expect(0);
+        assert_eq!(result::end(&env.json(["show", id, &named, "--json", "--wait"])).0, "signaled");
+    }
+    for args in [["kill", &id[..11], "KILL"], ["state", &id[..11], ""], ["kill", "c", "KILL"]] {
+        let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();
+        let refused = cmd(&args).expect(1);
+        assert!(refused.stderr.contains("does not exist"), "{args:?}: {}", refused.stderr);
+    }
+    // A root that is named is the one that is meant, and what makes or removes a container takes no other's.
+    let elsewhere = env.dir.join("elsewhere");
+    let named = env.binary.as_os_str();
+    let kill = Cmd::new(named).arg("--root").arg(&elsewhere).arg("--store").arg(&env.store).args(["kill", id, "KILL"]);
+    assert!(kill.run().expect(1).stderr.contains("does not exist"));
+    cmd(&["delete", "--force", id]).expect(0);
+    assert_eq!(bundle.state()["status"], "running");
+    cmd(&["kill", short, "KILL"]).expect(0);
+    crate::support::wait_until("the end", std::time::Duration::from_secs(10), || bundle.state()["status"] == "stopped");
+}
+
 /// Output that can't be written is a failure; that its reader has gone is not one to talk of.
 #[test]
 fn what_could_not_be_printed_is_told() {

@@ -38,6 +38,55 @@ fn a_very_long_error_returns() {
     task.sh("exit 4").expect(4);
 }
 
+/// What the runtime says of a command that it can't start is told to who asked for it, and once: it is no output of the command,
+/// and no line of the container's log.
+#[test]
+fn a_failed_start_is_no_output() {
+    for shim in [Shim::Stock, Shim::under_test()] {
+        let task = Task::of(newest(), shim, &[], &["sleep", "100000"]);
+        let output = task.exec(&[], &["no-such-program"]).run();
+        assert_ne!(output.code, 0);
+        assert_eq!(output.both().matches("no-such-program").count(), 1, "{shim:?}: {}", output.both());
+        let id = unique("bad");
+        let output = newest().run_with(shim, &id, &[], &["no-such-program"]).run();
+        assert_ne!(output.code, 0);
+        // containerd may name the command once more.
+        let lines = output.both().lines().filter(|line| line.contains("create failed")).count();
+        assert_eq!(lines, 1, "{shim:?}: {}", output.both());
+        newest().ctr(["containers", "delete", &id]).run();
+    }
+    let task = Task::idle(newest(), &[]);
+    let log = newest().data().join("failed-start.log");
+    let shim = task_api::Shim::of(&task);
+    shim.exec_with("bad", &["no-such-program"], &format!("file://{}", log.display()), "").expect("exec");
+    let (_, text) = shim.start("bad").expect_err("there is no such program");
+    assert!(text.contains("no-such-program"), "{text}");
+    assert_eq!(shim.delete("bad").expect("delete"), 0);
+    assert_eq!(fs::read_to_string(log).expect("read"), "");
+}
+
+/// Two containerds of a host, of one namespace, share the runtime's state. One that asks for an id that the other has is
+/// refused, and does not end the other's container; what each has made itself it deletes.
+#[test]
+fn another_containerds_container_is_left_alone() {
+    let first = Containerd::start(Release::C2);
+    let second = Containerd::start_in(Release::C16, Some(first.namespace.clone()));
+    let task = Task::idle(&first, &[]);
+    let refused = second.run(&task.id, &[], &["true"]).run();
+    assert_ne!(refused.code, 0);
+    assert!(refused.both().contains("already exists"), "{}", refused.both());
+    assert_eq!(task.status(), "RUNNING");
+    assert_eq!(task.sh("echo here").ok(), "here");
+    second.ctr(["containers", "delete", &task.id]).run();
+    let own = Task::idle(&second, &[]);
+    assert_eq!(own.sh("echo there").ok(), "there");
+    own.remove();
+    let id = task.id.clone();
+    task.remove();
+    // Nobody has it any more.
+    second.run(&id, &["--rm"], &["true"]).run().expect(0);
+}
+
 /// containerd #5708, #4016: a pod was `Terminating` for ever, since `kill` of what had ended gave no error that containerd
 /// knows.
 #[test]

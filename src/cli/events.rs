@@ -28,7 +28,8 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     if interval.is_zero() {
         bail!("duration interval must be greater than 0");
     }
-    let record = Record::load(&global.root, &super::id(&args.id)?)?;
+    let (root, id) = global.place(&args.id)?;
+    let record = Record::load(&root, &id)?;
     if record.status()? == Status::Stopped {
         return Err(RuntimeError::IsNotRunning(record.id.to_string()).into());
     }

@@ -102,9 +102,10 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         }),
     };
     let cgroup = args.cgroup.filter(|path| path != "/").map(|path| sub_cgroup(&path)).transpose()?;
+    let (root, id) = global.place(&args.id)?;
     let request = Request {
-        root: std::path::absolute(&global.root)?,
-        id: super::id(&args.id)?,
+        root: std::path::absolute(root)?,
+        id,
         process,
         detach: args.detach,
         console_socket: args.console_socket.map(std::path::absolute).transpose()?,

@@ -25,14 +25,14 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let id = super::id(&args.id)?;
+    let (root, id) = global.place(&args.id)?;
     let signal = signal::parse(&args.signal).with_context(|| format!("unknown signal {:?}", args.signal))?;
     if let Some(exec) = &args.exec {
-        let record = Record::load(&global.root, &id)?;
+        let record = Record::load(&root, &id)?;
         let context = global.context_or_least(Told::Engine);
         ops::kill::exec(&context, &record, exec, signal)?;
         return Ok(0);
     }
-    runtime::kill(&KillRequest { root: global.root.clone(), id, signal, all: args.all })?;
+    runtime::kill(&KillRequest { root, id, signal, all: args.all })?;
     Ok(0)
 }

@@ -52,7 +52,8 @@ use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueE
 use crate::config::{self as configuration, Sources};
 use crate::id::ContainerId;
 use crate::ops::Context;
-use crate::runtime::{NAME, idmaps};
+use crate::runtime::{NAME, Record, idmaps};
+use crate::store::Store;
 
 /// Open Container Initiative runtime with a writable layer of its own for every exec
 #[derive(Debug, Parser)]
@@ -110,6 +111,8 @@ pub enum LogFormat {
 pub struct Global {
     /// Directory of the state directories.
     pub root: PathBuf,
+    /// It was named, not the usual one.
+    pub root_given: bool,
     /// File that errors are written to.
     pub log: Option<PathBuf>,
     /// In which form.
@@ -127,6 +130,7 @@ pub struct Global {
 impl Global {
     fn resolve(args: GlobalArgs) -> Global {
         Global {
+            root_given: args.root.is_some(),
             root: args.root.unwrap_or_else(default_root),
             log: args.log,
             log_format: args.log_format,
@@ -135,6 +139,23 @@ impl Global {
             rootless: args.rootless.parse().ok(),
             store: args.store,
         }
+    }
+
+    /// Where the container that `name` names has its state, and its id. Engines have directories of their own, which they
+    /// name; without `--root`, a container that is not in the usual one is looked for in the store. There only a whole id
+    /// counts, or its first twelve digits as Docker prints them: what is signalled must be no other's whose name begins
+    /// alike.
+    fn place(&self, name: &str) -> anyhow::Result<(PathBuf, ContainerId)> {
+        let usual = (self.root.clone(), id(name)?);
+        if self.root_given || Record::dir_of(&usual.0, &usual.1).exists() {
+            return Ok(usual);
+        }
+        let (config, _) = configuration::load_or_least(&self.sources());
+        let found = Store::open_to_read(&config.store).and_then(|store| store.find(name)).ok();
+        let is_short = name.len() >= SHORT_ID && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        // Where there is none, the usual place says so.
+        let found = found.filter(|found| found.id.as_str() == name || is_short);
+        Ok(found.map_or(usual, |found| (found.root, found.id)))
     }
 
     /// As `context`, for what must work with a configuration that can't be read. What is wrong with it is told: in the log
@@ -426,6 +447,9 @@ fn warn(global: &Global, text: &str) {
 }
 
 /// Parses a container id.
+/// How many digits Docker prints of an id.
+const SHORT_ID: usize = 12;
+
 fn id(text: &str) -> anyhow::Result<ContainerId> {
     Ok(text.parse()?)
 }

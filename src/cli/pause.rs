@@ -12,6 +12,7 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    runtime::pause(&global.root, &super::id(&args.id)?)?;
+    let (root, id) = global.place(&args.id)?;
+    runtime::pause(&root, &id)?;
     Ok(0)
 }

@@ -32,7 +32,8 @@ struct Process {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let record = Record::load(&global.root, &super::id(&args.id)?)?;
+    let (root, id) = global.place(&args.id)?;
+    let record = Record::load(&root, &id)?;
     if args.execs {
         if args.format != "json" {
             bail!("--execs: only with --format json");

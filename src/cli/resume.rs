@@ -12,6 +12,7 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    runtime::resume(&global.root, &super::id(&args.id)?)?;
+    let (root, id) = global.place(&args.id)?;
+    runtime::resume(&root, &id)?;
     Ok(0)
 }

@@ -122,6 +122,7 @@ mod tests {
     fn a_configuration_is_never_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let global = Global {
+            root_given: true,
             root: dir.path().into(),
             log: None,
             log_format: super::super::LogFormat::Text,

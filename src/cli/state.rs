@@ -15,7 +15,8 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let record = Record::load(&global.root, &super::id(&args.id)?)?;
+    let (root, id) = global.place(&args.id)?;
+    let record = Record::load(&root, &id)?;
     let status = record.status()?;
     let text = serde_json::to_string_pretty(&document(&record, status, "")?)?;
     super::print(&format!("{text}\n"))?;

@@ -77,7 +77,7 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let id = super::id(&args.id)?;
+    let (root, id) = global.place(&args.id)?;
     if args.l3_cache_schema.is_some() || args.mem_bw_schema.is_some() {
         bail!("updating Intel RDT schemata is not supported");
     }
@@ -85,7 +85,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         Some(source) => read(source)?,
         None => from_flags(args)?,
     };
-    update::update(&global.root, &id, &resources)?;
+    update::update(&root, &id, &resources)?;
     Ok(0)
 }
 

@@ -17,6 +17,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -98,6 +99,8 @@ struct State {
     waiting: Option<Waiting>,
     /// The shim's writing end of the stdin fifo, until CloseIO.
     hold: Option<OwnedFd>,
+    /// Until the command has done its work.
+    pending: Vec<Pending>,
     tasks: Vec<Task>,
     terminal: Option<Terminal>,
     logger: Option<Arc<Logger>>,
@@ -115,6 +118,12 @@ struct Terminal {
     master: Option<Arc<OwnedFd>>,
     /// Rows and columns that were asked for before the master was there.
     size: Option<(u16, u16)>,
+}
+
+/// A copy in one direction that has not begun.
+struct Pending {
+    copy: Pin<Box<dyn Future<Output = bool> + Send>>,
+    is_output: bool,
 }
 
 /// A copy in one direction. It ends when this is dropped.
@@ -177,7 +186,7 @@ impl Streams {
             if let Some(fifo) = input {
                 let (ours, theirs) = pipe(owner, Towards::Process)?;
                 child.stdin = theirs.into();
-                state.tasks.push(Task::spawn(input_task(fifo, ours), false));
+                state.pending.push(Pending { copy: Box::pin(input_task(fifo, ours)), is_output: false });
             }
             if let Target::Logger(command) = stdout {
                 let (logger, pipes) = Logger::start(&command, identity, reaper).await?;
@@ -191,7 +200,7 @@ impl Streams {
                     let (ours, theirs) = pipe(owner, Towards::Client)?;
                     *end = theirs.into();
                     let copy = output::run(Source::Pipe(ours), sink, streams.draining.subscribe());
-                    state.tasks.push(Task::spawn(copy, true));
+                    state.pending.push(Pending { copy: Box::pin(copy), is_output: true });
                 }
             }
         }
@@ -209,8 +218,11 @@ impl Streams {
         self.lock().child.take().ok_or_else(taken)
     }
 
-    /// To be called when the command has done its work: with a terminal, takes the master and begins to copy. The command's
+    /// To be called when the command has done its work: begins to copy, with a terminal after taking the master. The command's
     /// value, which holds the process's ends, is to be dropped before.
+    ///
+    /// Where it is not called, because the command failed, the client gets nothing: what the command itself said was no
+    /// output of a process, and is told in the answer.
     ///
     /// # Errors
     /// With a terminal: if the runtime sends no master within 10 s.
@@ -218,6 +230,9 @@ impl Streams {
         let waiting = {
             let mut state = self.lock();
             state.child = None;
+            for Pending { copy, is_output } in std::mem::take(&mut state.pending) {
+                state.tasks.push(Task::spawn(copy, is_output));
+            }
             state.waiting.take()
         };
         let Some(Waiting { console, sink, input }) = waiting else { return Ok(()) };
@@ -278,6 +293,7 @@ impl Streams {
         let (outputs, logger) = {
             let mut state = self.lock();
             (state.child, state.waiting) = (None, None);
+            state.pending.clear();
             let outputs = state.tasks.iter().filter(|task| task.is_output);
             (outputs.map(|task| task.ended.clone()).collect::<Vec<_>>(), state.logger.clone())
         };
@@ -327,6 +343,12 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.abort.abort();
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").field("is_output", &self.is_output).finish_non_exhaustive()
     }
 }
 
