@@ -56,6 +56,49 @@ fn an_option_behind_its_verb_is_told_where_it_belongs() {
     }
 }
 
+/// What is missing, or too much, is told with what to write.
+#[test]
+fn a_line_that_is_no_command_is_told_what_to_write() {
+    let env = Env::new();
+    for (line, wanted) in [
+        (
+            &["config"][..],
+            "config wants a verb of its own: `agentsbx config show` shows what is in force, and where it comes from",
+        ),
+        (&["log", "c", "e1"], "log takes no exec: `agentsbx show c e1` shows what one did"),
+        (&["log", "c", "e1", "e2"], "unexpected argument 'e2' found"),
+    ] {
+        let told = env.cmd(line).run().expect(1);
+        assert!(told.stderr.contains(&format!("msg=\"{wanted}\"")), "{line:?}: {}", told.stderr);
+    }
+}
+
+/// By the name that its caller gave, to be typed again: the beginning of its id.
+#[test]
+fn hints_name_the_container() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    for n in [1, 2] {
+        bundle.sh(&format!("echo {n} >/x{n}")).expect(0);
+    }
+    let name = &bundle.id[..bundle.id.len() - 1];
+    for (line, wanted) in [
+        (
+            &["rollback", name, "77"][..],
+            format!("generation 77 not found: `agentsbx log {name}` shows the generations there are"),
+        ),
+        (&["show", name, "zzz"], format!("`agentsbx log {name}` shows the execs there are")),
+        (&["commit", name, "zzz"], format!("`agentsbx log {name}` shows the execs there are")),
+        (&["discard", name, "zzz"], format!("`agentsbx log {name}` shows the execs there are")),
+        (&["diff", name, "zzz"], format!("as `agentsbx log {name}` shows them")),
+        (&["diff", name, "2..1"], format!("`agentsbx diff {name} 1..2` shows what changed in between")),
+        (&["diff", name, "77"], format!("`agentsbx log {name}` shows the generations there are")),
+    ] {
+        let told = env.cmd(line).run().expect(1).stderr;
+        assert!(told.contains(&wanted) && !told.contains("CONTAINER"), "{line:?}: {told}");
+    }
+}
+
 #[test]
 fn refusals_name_their_object() {
     let env = Env::new();

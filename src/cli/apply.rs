@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::render::{self, visible};
-use super::{Global, print};
+use super::{Global, hints, print};
 use crate::diff::apply::{Action, Plan, Step};
 use crate::ops::apply::{self, Request};
 use crate::terms::count;
@@ -43,7 +43,7 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         dry_run: args.dry_run,
         force: args.force,
     };
-    let applied = apply::apply(&global.context()?, &request)?;
+    let applied = apply::apply(&global.context()?, &request).map_err(|err| hints::told(err, &request.container))?;
     let stopped = !applied.done && !request.dry_run;
     if args.json {
         let mut document = serde_json::to_value(&applied.plan)?;

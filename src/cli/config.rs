@@ -9,8 +9,9 @@ use crate::config::{self, Entry, Origin};
 /// Show the configuration
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    // Not required by clap, which would give the help's first line as the error.
     #[command(subcommand)]
-    verb: Verb,
+    verb: Option<Verb>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -30,7 +31,11 @@ struct ShowArgs {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let Verb::Show(args) = args.verb;
+    let Some(Verb::Show(args)) = args.verb else {
+        anyhow::bail!(
+            "config wants a verb of its own: `agentsbx config show` shows what is in force, and where it comes from"
+        );
+    };
     if args.defaults {
         return Ok(print(&config::defaults()).map(|()| 0)?);
     }

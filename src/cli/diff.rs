@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 
 use super::render::{self, Paint};
-use super::{Global, print, print_bytes};
+use super::{Global, hints, print, print_bytes};
 use crate::diff::{FileType, Kind, PathBytes};
 use crate::ops::OpsError;
 use crate::ops::history::{self, Range};
@@ -52,10 +52,11 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let compared = history::compare(&global.context()?, &args.container, &range, args.recursive, &paths);
     let compared = compared.map_err(|err| match err {
         OpsError::Store(StoreError::ExecNotFound { name }) => anyhow::anyhow!(
-            "{name:?} is neither a generation nor an exec, as `agentsbx log CONTAINER` shows them, nor a path: those begin \
-             with a slash"
+            "{name:?} is neither a generation nor an exec, as `agentsbx log {}` shows them, nor a path: those begin with a \
+             slash",
+            args.container
         ),
-        other => other.into(),
+        other => hints::told(other, &args.container),
     })?;
     let (changes, summary) = (&compared.diff.changes, &compared.diff.summary);
     if args.json {

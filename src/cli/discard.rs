@@ -1,6 +1,6 @@
 //! `discard`.
 
-use super::{Global, print};
+use super::{Global, hints, print};
 use crate::ops::discard;
 
 /// Drop a held layer
@@ -15,7 +15,8 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let record = discard::held(&global.context()?, &args.container, &args.exec)?;
+    let dropped = discard::held(&global.context()?, &args.container, &args.exec);
+    let record = dropped.map_err(|err| hints::told(err, &args.container))?;
     print(&format!("{} discarded\n", record.id))?;
     Ok(0)
 }

@@ -29,10 +29,16 @@ pub struct Args {
     /// all containers are listed
     #[arg(value_name = "CONTAINER")]
     container: Option<String>,
+    /// Not taken: whoever gives one gets the verb that does.
+    #[arg(hide = true)]
+    exec: Option<String>,
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let Some(name) = &args.container else { return containers(global, args.json) };
+    if let Some(exec) = &args.exec {
+        anyhow::bail!("log takes no exec: `agentsbx show {name} {exec}` shows what one did");
+    }
     let history::History { container, entries, parents } = history::log(&global.context()?, name)?;
     if args.json {
         return Ok(print(&entries.iter().map(|entry| format!("{}\n", as_json(entry))).collect::<String>()).map(|()| 0)?);

@@ -19,6 +19,7 @@ mod features;
 mod fsck;
 mod gc;
 mod graph;
+mod hints;
 mod hooks;
 mod kill;
 mod list;

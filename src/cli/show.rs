@@ -2,7 +2,7 @@
 
 use super::decisions;
 use super::render::{self, Paint};
-use super::{Global, print};
+use super::{Global, hints, print};
 use crate::ops::history;
 
 /// Show what one exec did: how it ended, what it changed, what became of that, what it cost
@@ -34,7 +34,8 @@ pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
         };
         return Ok(print(&text).map(|()| 0)?);
     }
-    let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait)?;
+    let document = history::show(&global.context()?, &args.container, args.exec.as_deref(), args.wait);
+    let document = document.map_err(|err| hints::told(err, &args.container))?;
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&document)?))?;
     } else {

@@ -69,7 +69,7 @@ fn refuse_reserved(notes: &BTreeMap<String, String>) -> Result<(), OpsError> {
     }
     // A word that is spelt wrong asked for something, of which the container would have nothing.
     let ours = notes.keys().filter(|name| name.starts_with(annotations::PREFIX));
-    if let Some(name) = ours.into_iter().find(|name| !annotations::KNOWN.contains(&name.as_str())) {
+    if let Some(name) = ours.into_iter().find(|name| !annotations::is_known(name)) {
         return Err(OpsError::UnknownAnnotation(name.clone()));
     }
     super::exec::check_annotations(notes)

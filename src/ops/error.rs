@@ -57,7 +57,7 @@ pub enum OpsError {
         value: String,
     },
     /// An annotation of ours that does not exist.
-    #[error("annotation {0} is not known: there are {list}", list = crate::spec::annotations::KNOWN.join(", "))]
+    #[error("annotation {0} is not known: there are {list}", list = crate::spec::annotations::SETTABLE.join(", "))]
     UnknownAnnotation(String),
     /// The container was made without a store, or the store has lost it.
     #[error("container {0} has no history in the store {1}: was it created with another --store?")]
@@ -138,7 +138,7 @@ pub enum OpsError {
     #[error("HEAD kept moving while the layer was being committed: try again")]
     Restless,
     /// `diff FROM..TO` where FROM comes after TO.
-    #[error("generation {from} comes after {to}: `agentsbx diff CONTAINER {to}..{from}` shows what changed in between")]
+    #[error("generation {from} comes after {to}")]
     Backwards {
         /// FROM.
         from: Generation,
@@ -146,10 +146,7 @@ pub enum OpsError {
         to: Generation,
     },
     /// `diff FROM..TO` of generations on different branches.
-    #[error(
-        "generations {from} and {to} are on branches that part at {fork}: `agentsbx diff CONTAINER {fork}..{from}` and \
-         `agentsbx diff CONTAINER {fork}..{to}` show what changed on each"
-    )]
+    #[error("generations {from} and {to} are on branches that part at {fork}")]
     Apart {
         /// FROM.
         from: Generation,

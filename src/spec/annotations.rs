@@ -14,9 +14,15 @@ pub const RESERVED: &[(&str, &[&str])] = &[(SETTLE, &["never"]), (SNAPSHOT, &[])
 
 /// What the names of all begin with.
 pub const PREFIX: &str = "dev.agentsbx.";
-/// All that may be asked for, and what we write: a bundle can be used again.
-pub const KNOWN: &[&str] =
-    &[LAYER, SETTLE, TIMEOUT, ORPHANS, SNAPSHOT, LAYERS, HOOKS, PROFILE, MOUNTS, FILES, GENERATION, DIFF];
+/// All that may be asked for.
+pub const SETTABLE: &[&str] = &[LAYER, TIMEOUT, ORPHANS, PROFILE, MOUNTS, FILES];
+/// What we write.
+const WRITTEN: &[&str] = &[GENERATION, DIFF];
+
+/// Whether there is an annotation of this name. What we write is known too: a bundle can be used again.
+pub fn is_known(name: &str) -> bool {
+    SETTABLE.contains(&name) || WRITTEN.contains(&name) || RESERVED.iter().any(|(reserved, _)| *reserved == name)
+}
 
 /// Name of the snapshot to start from.
 pub const SNAPSHOT: &str = "dev.agentsbx.snapshot";

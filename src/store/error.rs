@@ -146,7 +146,7 @@ pub enum StoreError {
         key: ContainerKey,
     },
     /// There is no such exec of this container.
-    #[error("exec {name:?} not found: `agentsbx log CONTAINER` shows the execs there are")]
+    #[error("exec {name:?} not found")]
     ExecNotFound {
         /// The id, prefix or engine's id asked for.
         name: String,
@@ -177,8 +177,8 @@ pub enum StoreError {
     },
     /// The exec's layer was committed, and was dropped since to keep the container's history within bounds.
     #[error(
-        "exec {exec} has no held layer: it was committed as generation {}, which was dropped {dropping}: `agentsbx log \
-         CONTAINER` shows what is left", dropping.generation
+        "exec {exec} has no held layer: it was committed as generation {}, which was dropped {dropping}",
+        dropping.generation
     )]
     LayerDropped {
         /// The exec.
@@ -193,16 +193,13 @@ pub enum StoreError {
         exec: ExecId,
     },
     /// The container has no such generation.
-    #[error("generation {generation} not found: `agentsbx log CONTAINER` shows the generations there are")]
+    #[error("generation {generation} not found")]
     GenerationNotFound {
         /// Its number.
         generation: Generation,
     },
     /// The generation was dropped to keep the container's history within bounds.
-    #[error(
-        "generation {generation} was dropped to keep the history within bounds ({}): `agentsbx log CONTAINER` shows what is \
-         left", bound(*why)
-    )]
+    #[error("generation {generation} was dropped to keep the history within bounds ({})", bound(*why))]
     GenerationDropped {
         /// Its number.
         generation: Generation,
