@@ -19,7 +19,7 @@ help:
 	@echo 'make schema     write runtime-spec/*.schema.json anew from the Rust types'
 	@echo 'make install    build static binaries, the runtime and its containerd shim, put them below PREFIX=$(PREFIX),'
 	@echo '                make engines know them'
-	@echo 'make uninstall  take all of that away again'
+	@echo 'make uninstall  take all of that away again; with the PREFIX that install was given'
 
 setup:
 	@command -v $(CARGO) >/dev/null || { echo 'no cargo: install Rust 1.91 or later first (rustup does it)' >&2; exit 1; }

@@ -9,13 +9,14 @@
 # /etc/docker/daemon.json                        its "runtimes" get an entry agentsbx; the rest stays as it is
 # /etc/containers/containers.conf.d/agentsbx.conf   the same for podman
 #
-# With DESTDIR all paths are below it, for packages. PREFIX is an absolute path.
+# With DESTDIR all paths are below it, for packages. PREFIX is an absolute path, and the same for both: an entry for the
+# runtime of another PREFIX is kept, by install as by uninstall, and told.
 #
 # AGENTSBX_BIN   a static binary to install instead of a fresh build; the shim is beside it
 set -eu
 
 if [ $# -lt 2 ]; then
-    sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,6 +46,23 @@ program() {
     mv "$2.new" "$2"
 }
 
+# kept FILE WHAT THEN: tells of an entry for the runtime of another place, and what to do about it.
+kept() {
+    echo "$1: its entry agentsbx is for $2, and is kept" >&2
+    case $2 in
+    /*/bin/agentsbx) echo "    $3make uninstall PREFIX=${2%/bin/agentsbx}${dest:+ DESTDIR=$dest}" >&2 ;;
+    *) echo "    ${3}remove the entry from the file" >&2 ;;
+    esac
+}
+
+# What podman's file names, if it is there and that is not $binary.
+podman_other() {
+    if [ -f "$podman" ] && ! grep -qF "\"$binary\"" "$podman"; then
+        path=$(sed -n 's/^ *agentsbx *= *\[ *"\([^"]*\)".*/\1/p' "$podman")
+        echo "${path:-something else}"
+    fi
+}
+
 case $verb in
 install)
     umask 022
@@ -62,9 +80,9 @@ install)
     # The shim comes last: it calls the runtime beside it.
     program "$built" "$dest$binary"
     program "$built_shim" "$dest$shim"
-    python3 "$here/register.py" add "$daemon" "$binary"
-
-    put "$podman" <<CONF
+    docker_other=$(python3 "$here/register.py" add "$daemon" "$binary")
+    podman_other=$(podman_other)
+    [ -n "$podman_other" ] || put "$podman" <<CONF
 [engine.runtimes]
 agentsbx = ["$binary"]
 CONF
@@ -104,15 +122,31 @@ YAML
     echo "            (Docker 23 and later also: --runtime io.containerd.agentsbx.v1, its own shim, no reload)"
     echo "podman:     podman --runtime agentsbx run …"
     echo "containerd: ctr run --runtime io.containerd.agentsbx.v1 …; for Kubernetes see $share"
+    then="for the one just installed, install it again after: "
+    [ -z "$docker_other" ] || kept "$daemon" "$docker_other" "$then"
+    [ -z "$podman_other" ] || kept "$podman" "$podman_other" "$then"
     ;;
 uninstall)
     failed=0
-    python3 "$here/register.py" remove "$daemon" || failed=1
-    rm -f "$dest$binary" "$dest$shim" "$podman" "$share/containerd-1.toml" "$share/containerd-2.toml" "$share/runtimeclass.yaml"
+    podman_other=$(podman_other)
+    found=
+    for file in "$dest$binary" "$dest$shim" "$share/containerd-1.toml" "$share/containerd-2.toml" "$share/runtimeclass.yaml"; do
+        [ ! -e "$file" ] || found=yes
+        rm -f "$file"
+    done
     rmdir "$share" 2>/dev/null || true
-    # Shims that run go on, and look for the runtime beside their program.
-    if pgrep -f '/containerd-shim-agentsbx-v1 ' >/dev/null; then
-        echo "containers are still running under containerd-shim-agentsbx-v1: they can't be deleted without the runtime" >&2
+    [ -n "$podman_other" ] || rm -f "$podman"
+    docker_other=$(python3 "$here/register.py" remove "$daemon" "$binary") || failed=1
+    then="to take that one away: "
+    [ -z "$docker_other" ] || kept "$daemon" "$docker_other" "$then"
+    [ -z "$podman_other" ] || kept "$podman" "$podman_other" "$then"
+    if [ -z "$found" ]; then
+        echo "nothing of agentsbx is installed below $dest$prefix: uninstall takes the PREFIX that install was given" >&2
+        exit $failed
+    fi
+    # Shims that run go on, and look for the runtime beside their program. With DESTDIR they are another machine's.
+    if [ -z "$dest" ] && pgrep -f "^$shim " >/dev/null; then
+        echo "containers are still running under $shim: they can't be deleted without the runtime" >&2
     fi
     echo "uninstalled. A dockerd that runs forgets it when it is restarted; layers and history stay in /var/lib/agentsbx."
     echo "Take the runtime out of /etc/containerd/config.toml, if it is there"

@@ -2,10 +2,10 @@
 """Registers the runtime in Docker's daemon.json, or takes it out, and leaves every other byte as it is.
 
     register.py add DAEMON.JSON BINARY
-    register.py remove DAEMON.JSON
+    register.py remove DAEMON.JSON BINARY
     register.py check DAEMON.JSON
 
-The file is replaced in one step; one that dockerd would not read as a JSON object is left alone, with an error. What `add`
+An entry that names another program than BINARY is somebody else's: it is kept, and the path that it names printed. The file is replaced in one step; one that dockerd would not read as a JSON object is left alone, with an error. What `add`
 made, with the file or in it, `remove` takes away to the byte.
 """
 
@@ -139,11 +139,20 @@ def fresh(binary):
     return "{" + "\n  " + '"runtimes": ' + dump({NAME: {"path": binary}}, "\n  ", "  ") + "\n}\n"
 
 
+def names_another(entry, binary):
+    """Whether an entry is of another program; tells of which, or what the entry says instead of a path."""
+    path = entry.get("path")
+    if path != binary:
+        print(path if isinstance(path, str) and path else json.dumps(entry))
+    return path != binary
+
+
 def add(path, binary):
     text, config = load(path)
     runtimes = config.get("runtimes")
     known = (runtimes or {}).get(NAME)
-    if known is not None and known.get("path") == binary:
+    if known is not None:
+        names_another(known, binary)
         return
     if not text.strip():
         replace(path, fresh(binary))
@@ -156,25 +165,17 @@ def add(path, binary):
             top = Members.of_file(top.without("runtimes"))
         replace(path, top.with_last("runtimes", {NAME: entry}, step))
         return
-    all_of_them = Members(text, top.of("runtimes")[2])
-    if known is None:
-        replace(path, all_of_them.with_last(NAME, entry, step))
-        return
-    ours = Members(text, all_of_them.of(NAME)[2])
-    if "path" in known:
-        _, _, start, end = ours.of("path")
-        replace(path, text[:start] + json.dumps(binary, ensure_ascii=False) + text[end:])
-    else:
-        replace(path, ours.with_last("path", binary, step))
+    replace(path, Members(text, top.of("runtimes")[2]).with_last(NAME, entry, step))
 
 
-def remove(path):
+def remove(path, binary):
     text, config = load(path)
     runtimes = config.get("runtimes") or {}
-    if NAME not in runtimes:
+    if NAME not in runtimes or names_another(runtimes[NAME], binary):
         return
-    if text == fresh(runtimes[NAME].get("path")):
-        os.unlink(path)
+    if text == fresh(binary):
+        # A link to it is the administrator's.
+        os.unlink(os.path.realpath(path))
         return
     while NAME in (json.loads(text).get("runtimes") or {}):
         top = Members.of_file(text)
@@ -188,8 +189,8 @@ def remove(path):
 
 if len(sys.argv) == 4 and sys.argv[1] == "add":
     add(sys.argv[2], sys.argv[3])
-elif len(sys.argv) == 3 and sys.argv[1] == "remove":
-    remove(sys.argv[2])
+elif len(sys.argv) == 4 and sys.argv[1] == "remove":
+    remove(sys.argv[2], sys.argv[3])
 elif len(sys.argv) == 3 and sys.argv[1] == "check":
     load(sys.argv[2])
 else:

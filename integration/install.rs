@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -32,9 +33,13 @@ impl Machine {
         machine
     }
 
-    /// By make, as people do it. Nobody but root may read what is made carelessly.
     fn make(&self, target: &str) -> Output {
-        let variables = ["PREFIX=/opt/sbx".to_owned(), format!("DESTDIR={}", self.0.display())];
+        self.make_below("/opt/sbx", target)
+    }
+
+    /// By make, as people do it. Nobody but root may read what is made carelessly.
+    fn make_below(&self, prefix: &str, target: &str) -> Output {
+        let variables = [format!("PREFIX={prefix}"), format!("DESTDIR={}", self.0.display())];
         Cmd::new("make")
             .args(["--silent", "--no-print-directory", "-C"])
             .arg(repository())
@@ -105,8 +110,9 @@ fn each_file_is_there_with_its_mode() {
     machine.make("uninstall").ok();
     assert_eq!(machine.files().into_keys().collect::<Vec<_>>(), Vec::<String>::new());
     assert!(!machine.0.join("opt/sbx/share/agentsbx").exists());
-    // There is nothing to take away, and that is well.
-    machine.make("uninstall").ok();
+    // There is nothing to take away, and that is well, and said.
+    let again = machine.make("uninstall").expect(0);
+    assert!(again.stderr.contains("nothing of agentsbx is installed below") && again.stdout.is_empty(), "{again:?}");
 }
 
 /// It is the administrator's file: only the entry comes and goes, in the file's own style, and to the byte.
@@ -143,17 +149,102 @@ fn what_else_daemon_json_says_stays_as_it_is() {
     }
 }
 
-/// An entry for another place is changed, with what its administrator has put into it; as the default it goes with it, since
-/// dockerd does not start with a default that it does not know.
+/// A link that stands in its place leads to what is changed, and stays.
 #[test]
-fn an_entry_that_is_there_is_made_right() {
-    let old = "{\n  \"default-runtime\": \"agentsbx\",\n  \"runtimes\": {\n    \"agentsbx\": {\n      \"path\": \"/old\",\n      \
-               \"runtimeArgs\": [\"--debug\"]\n    }\n  },\n  \"debug\": true\n}\n";
-    let machine = Machine::with_daemon(old);
+fn a_link_to_daemon_json_stays() {
+    for text in [None, Some("{\n  \"debug\": true\n}\n")] {
+        let machine = Machine::new();
+        let (link, real) = (machine.0.join(DAEMON), machine.0.join("real.json"));
+        std::os::unix::fs::symlink(&real, &link).expect("link");
+        if let Some(text) = text {
+            fs::write(&real, text).expect("write");
+        }
+        machine.make("install").ok();
+        assert!(fs::read_to_string(&real).expect("a file").contains("/opt/sbx/bin/agentsbx"));
+        machine.make("uninstall").ok();
+        assert_eq!(fs::read_link(&link).expect("a link"), real);
+        assert_eq!(fs::read_to_string(&real).ok().as_deref(), text);
+    }
+}
+
+/// What an administrator has put into the entry is kept while it is there; as the default it goes with it, since dockerd does
+/// not start with a default that it does not know.
+#[test]
+fn the_default_goes_with_its_entry() {
+    let text = "{\n  \"default-runtime\": \"agentsbx\",\n  \"runtimes\": {\n    \"agentsbx\": {\n      \
+                \"path\": \"/opt/sbx/bin/agentsbx\",\n      \
+                \"runtimeArgs\": [\"--debug\"]\n    }\n  },\n  \"debug\": true\n}\n";
+    let machine = Machine::with_daemon(text);
     machine.make("install").ok();
-    assert_eq!(machine.daemon(), Some(old.replace("/old", "/opt/sbx/bin/agentsbx")));
+    assert_eq!(machine.daemon().as_deref(), Some(text));
     machine.make("uninstall").ok();
     assert_eq!(machine.daemon().as_deref(), Some("{\n  \"debug\": true\n}\n"));
+}
+
+/// An entry for another program is its administrator's, and comes and goes by his hand.
+#[test]
+fn an_entry_for_another_program_is_kept_and_told() {
+    for (entry, named, remedy) in [
+        ("{\"path\": \"/old/bin/agentsbx\"}", "/old/bin/agentsbx", "make uninstall PREFIX=/old DESTDIR="),
+        ("{\"path\": \"/old/sbx\"}", "/old/sbx", "remove the entry"),
+        ("{\"runtimeType\": \"io.containerd.agentsbx.v1\"}", "io.containerd.agentsbx.v1", "remove the entry"),
+    ] {
+        let text = format!("{{\"default-runtime\": \"agentsbx\", \"runtimes\": {{\"agentsbx\": {entry}}}}}\n");
+        let machine = Machine::with_daemon(&text);
+        for target in ["install", "uninstall"] {
+            let said = machine.make(target).expect(0).stderr;
+            assert!(said.contains(DAEMON) && said.contains("is kept"), "{target}: {said}");
+            assert!(said.contains(named) && said.contains(remedy), "{target}: {said}");
+            assert_eq!(machine.daemon().as_deref(), Some(text.as_str()), "{target}");
+        }
+        assert_eq!(machine.files().into_keys().collect::<Vec<_>>(), [DAEMON], "the files of this PREFIX went");
+    }
+    let machine = Machine::new();
+    let podman = machine.0.join("etc/containers/containers.conf.d/agentsbx.conf");
+    fs::create_dir_all(podman.parent().expect("a directory")).expect("make a directory");
+    fs::write(&podman, "[engine.runtimes]\nagentsbx = [\"/old/bin/agentsbx\"]\n").expect("write");
+    for target in ["install", "uninstall"] {
+        let said = machine.make(target).expect(0).stderr;
+        assert!(said.contains("agentsbx.conf: its entry agentsbx is for /old/bin/agentsbx, and is kept"), "{said}");
+        assert!(fs::read_to_string(&podman).expect("read").contains("/old/"), "{target}");
+    }
+}
+
+/// `uninstall` without the PREFIX of `install` takes nothing away that works, and names the one to give.
+#[test]
+fn another_prefix_takes_nothing_away() {
+    let machine = Machine::new();
+    machine.make("install").ok();
+    let before = machine.files();
+    let other = machine.make_below("/usr/local", "uninstall").expect(0);
+    assert_eq!(machine.files(), before);
+    assert!(!other.stdout.contains("uninstalled"), "{other:?}");
+    let (nothing, remedy) = (
+        format!("nothing of agentsbx is installed below {}/usr/local", machine.0.display()),
+        format!("make uninstall PREFIX=/opt/sbx DESTDIR={}", machine.0.display()),
+    );
+    assert!(other.stderr.contains(&nothing), "{other:?}");
+    // By Docker's file and by podman's.
+    assert_eq!(other.stderr.matches(&remedy).count(), 2, "{other:?}");
+
+    // A second one is installed beside, and taken away again.
+    let second = machine.make_below("/usr/local", "install").expect(0);
+    assert_eq!(second.stderr.matches("is kept").count(), 2, "{second:?}");
+    machine.make_below("/usr/local", "uninstall").ok();
+    assert_eq!(machine.files(), before);
+}
+
+/// Which containers run on this machine says nothing of the one below DESTDIR.
+#[test]
+fn with_destdir_running_shims_are_not_looked_at() {
+    let machine = Machine::new();
+    machine.make("install").ok();
+    let name = "/opt/sbx/bin/containerd-shim-agentsbx-v1";
+    let mut shim = std::process::Command::new("sleep").arg0(name).arg("60").spawn().expect("start a process");
+    let said = machine.make("uninstall");
+    shim.kill().expect("kill");
+    shim.wait().expect("wait");
+    assert!(!said.expect(0).stderr.contains("running"));
 }
 
 /// Before anything is done.

@@ -12,6 +12,15 @@ use crate::error::{Classify, Kind};
 /// On cgroup v2, the group of a container's first process, below the container's. Those of execs have an id instead of a word.
 pub const FIRST_GROUP: &str = "agentsbx-first";
 
+/// The system calls, a line each but for comments: the name, then its number for each ABI.
+pub const SYSTEM_CALLS: &str = include_str!("terms/system_calls.txt");
+
+/// Whether a system call has this name.
+pub fn is_system_call(name: &str) -> bool {
+    let named = |line: &str| !line.starts_with('#') && line.split(' ').next() == Some(name);
+    !name.is_empty() && SYSTEM_CALLS.lines().any(named)
+}
+
 /// A value that is none of the word's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid {word} {value:?}: expected {expected}")]

@@ -352,14 +352,53 @@ fn git_takes_the_patch() {
     let before = env.dir.join("before");
     std::fs::create_dir_all(before.join("etc")).expect("make a directory");
     std::fs::copy(bundle.rootfs.join("etc/passwd"), before.join("etc/passwd")).expect("copy");
-    bundle.sh("chmod 600 /etc/passwd; echo new >/new; chmod 750 /new; echo 'x:x:9:9::/:' >>/etc/passwd").expect(0);
+    bundle.sh("chmod 600 /etc/passwd; echo new >/new; chmod 4750 /new; echo 'x:x:9:9::/:' >>/etc/passwd").expect(0);
     // Not the repository that these files lie in.
     Cmd::new("git").args(["init", "--quiet"]).arg(&before).ok();
     let patch = env.run(["diff", &bundle.id, "--patch"]).expect(0).stdout;
     assert!(patch.contains("Metadata of /etc/passwd changed: mode 0644 -> 0600"), "{patch}");
+    assert!(patch.contains("File /new added (mode 4750)\ndiff --git a/new b/new\nnew file mode 100755\n"), "{patch}");
     Cmd::new("git").args(["-C"]).arg(&before).args(["apply", "-"]).stdin(patch.as_str()).ok();
     assert_eq!(std::fs::read_to_string(before.join("new")).expect("read"), "new\n");
     assert!(std::fs::read_to_string(before.join("etc/passwd")).expect("read").contains("x:x:9:9::/:"));
+}
+
+/// git's form has two modes of files, 0644 and 0755: every other, above all a set-user-ID program, has a line of its own.
+#[test]
+fn a_patch_tells_every_mode() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    bundle.sh("mkdir /dir; for f in kept plain exe; do echo $f >/$f; chmod 644 /$f; done; ln -s plain /link").expect(0);
+    bundle
+        .sh("cp /bin/busybox /suid; chmod 4755 /suid; echo x >/all; chmod 2777 /all; mkdir /d; chmod 1777 /d
+             echo n >/new; chmod 644 /new; echo p >/program; chmod 755 /program
+             chmod 4755 /plain; chmod 755 /exe; chmod 2775 /dir; echo more >>/kept; chmod 6711 /kept
+             rm /link; echo s >/link; chmod 4711 /link")
+        .expect(0);
+    let patch = env.run(["diff", &bundle.id, "@-1..@", "--patch"]).expect(0).stdout;
+    let told: Vec<&str> = patch.lines().filter(|line| line.contains("mode ")).collect();
+    let wanted = [
+        "File /all added (mode 2777)",
+        "new file mode 100755",
+        "Directory /d added (mode 1777)",
+        "Metadata of /dir changed: mode 0755 -> 2775",
+        "old mode 100644",
+        "new mode 100755",
+        "Metadata of /kept changed: mode 0644 -> 6711",
+        "old mode 100644",
+        "new mode 100755",
+        "deleted file mode 120000",
+        "File /link added (mode 4711)",
+        "new file mode 100755",
+        "new file mode 100644",
+        "Metadata of /plain changed: mode 0644 -> 4755",
+        "old mode 100644",
+        "new mode 100755",
+        "new file mode 100755",
+        "File /suid added (mode 4755)",
+        "new file mode 100755",
+    ];
+    assert_eq!(told, wanted, "{patch}");
 }
 
 /// An engine can always look at a container, end it and get rid of it, and a person repair, whatever the configuration has

@@ -8,6 +8,43 @@ use serde_json::json;
 use super::lab::{self, BOTH, Container, Runtime, cgroup_file, cgroups_of, without_namespace};
 use crate::support::{Cmd, Env, wait_until};
 
+/// A start that was killed when the first process had been told, and the socket was not removed yet: the container was
+/// "created" for ever, though its command ran, and a second start said "connection refused".
+#[test]
+fn a_start_that_was_killed_has_started_it() {
+    use std::io::Write as _;
+    let env = Env::new();
+    let hook = "while ! test -e /go; do sleep 0.05; done";
+    for (hooks, before) in
+        [(json!([]), "running"), (json!([{"path": "/bin/sh", "args": ["sh", "-c", hook]}]), "created")]
+    {
+        let container = Container::new(&env, Runtime::Ours, "echo runs; exec sleep 100000", |bundle| {
+            bundle.config["hooks"] = json!({"startContainer": hooks});
+        });
+        container.create().expect(0);
+        assert_eq!(container.status(), "created");
+        let id = &container.bundle.id;
+        let socket = env.root.join(id).join("libcontainer").join(id).join("notify.sock");
+        let mut told = std::os::unix::net::UnixStream::connect(&socket).expect("connect");
+        told.write_all(b"start container").expect("tell");
+        drop(told);
+        wait_until("it is started", Duration::from_secs(10), || {
+            container.status() == before && std::os::unix::net::UnixStream::connect(&socket).is_err()
+        });
+        let refused = container.verb("start").expect(1);
+        assert!(refused.stderr.contains("cannot start an already running container"), "{}", refused.stderr);
+        fs::write(container.bundle.dir.join("rootfs/go"), "").expect("write");
+        wait_until("the command runs", Duration::from_secs(10), || container.status() == "running");
+        wait_until("its output", Duration::from_secs(10), || container.out() == "runs\n");
+        assert!(socket.exists());
+        assert_eq!(container.sh("echo exec").ok(), "exec");
+        container.cmd(["delete", id]).run().expect(1);
+        container.cmd(["kill", id, "KILL"]).run().expect(0);
+        wait_until("its end", Duration::from_secs(10), || container.status() == "stopped");
+        container.cmd(["delete", id]).run().expect(0);
+    }
+}
+
 /// A hundred commands that end at once: none hangs the `run` that waits for it, none is missed, none is left.
 #[test]
 fn a_run_of_a_fast_command_ends() {

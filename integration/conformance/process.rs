@@ -360,6 +360,36 @@ fn only_the_named_descriptors_are_inherited() {
     }
 }
 
+/// While it waits for `start` the first process has no directory of the host open. With `CAP_SYS_PTRACE` an exec, or a
+/// container that shares the pid namespace, reached the host's root directory through one.
+#[test]
+fn a_first_process_that_waits_holds_no_directory() {
+    let env = Env::new();
+    let given = env.dir.join("given");
+    fs::create_dir_all(given.join("inside")).expect("mkdir");
+    for flags in [&[][..], &["--preserve-fds", "1"]] {
+        let script = "ls /proc/self/fd/3/ 2>/dev/null; echo started; exec sleep 100000";
+        let container = Container::new(&env, Runtime::Ours, script, |bundle| {
+            for set in ["bounding", "effective", "permitted"] {
+                bundle.config["process"]["capabilities"][set] = json!(["CAP_SYS_PTRACE"]);
+            }
+        });
+        let opening = format!("exec 3<{}; exec \"$@\"", given.display());
+        let create = Cmd::new("sh").args(["-c", &opening, "sh"]).args(container.runtime.words(&env));
+        let create =
+            create.args(["create", "--bundle"]).arg(&container.bundle.dir).args(flags).arg(&container.bundle.id);
+        let out = container.bundle.dir.join("out");
+        create.env("AGENTSBX_CONFIG", &process().config).output_to(out).run().expect(0);
+        let look = "test -e /proc/1/fd/1 && for fd in /proc/1/fd/*; do test -d $fd/ && echo $fd; done; echo looked";
+        // What the engine gives by name it keeps, whatever it is.
+        let want = if flags.is_empty() { "looked" } else { "/proc/1/fd/3\nlooked" };
+        assert_eq!(container.sh(look).ok(), want);
+        container.verb("start").expect(0);
+        let want = if flags.is_empty() { "started\n" } else { "inside\nstarted\n" };
+        wait_until("its output", std::time::Duration::from_secs(10), || container.out() == want);
+    }
+}
+
 /// A user namespace of several ranges is made by root without help: `newuidmap`, which may be missing, would want ranges for
 /// root in `/etc/subuid`. Ranges that the kernel does not take are named.
 #[test]
@@ -390,4 +420,10 @@ fn a_user_namespace_of_several_ranges() {
     let why = "linux.gidMappings: the kernel refuses the ranges (0 100000 10, 5 300000 65526): invalid argument";
     assert!(refused.stderr.contains(why), "{}", refused.stderr);
     assert!(!env.root.join(&container.bundle.id).exists(), "nothing is left");
+
+    // The colon of a list of paths may be in the path.
+    let mut env = Env::new();
+    env.root = env.root.with_extension("a:b");
+    let container = Container::new(&env, Runtime::Ours, script, |bundle| with(10, bundle));
+    assert!(container.run().expect(0).stdout.ends_with("\n0\n0\n"));
 }

@@ -165,6 +165,11 @@ impl Containerd {
 
     /// A new one, with the busybox image.
     pub fn start(release: Release) -> Containerd {
+        Containerd::start_in(release, None)
+    }
+
+    /// The same, in this namespace of containerd's.
+    pub fn start_in(release: Release, namespace: Option<String>) -> Containerd {
         // Without CRI, and without what listens where all containerds of a machine would.
         fn config(_: &Containerd) -> String {
             "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri', 'io.containerd.cri.v1.images', \
@@ -174,7 +179,7 @@ impl Containerd {
         }
         let process = process();
         let (run, settings) = (process.run.clone(), process.defaults.clone());
-        Containerd::start_with(release, Setup { run, namespace: None, config, settings, own_network: false })
+        Containerd::start_with(release, Setup { run, namespace, config, settings, own_network: false })
     }
 
     /// A new one of another kind, with the busybox image.

@@ -65,6 +65,28 @@ fn a_failed_start_is_no_output() {
     assert_eq!(fs::read_to_string(log).expect("read"), "");
 }
 
+/// Two containerds of a host, of one namespace, share the runtime's state. One that asks for an id that the other has is
+/// refused, and does not end the other's container; what each has made itself it deletes.
+#[test]
+fn another_containerds_container_is_left_alone() {
+    let first = Containerd::start(Release::C2);
+    let second = Containerd::start_in(Release::C16, Some(first.namespace.clone()));
+    let task = Task::idle(&first, &[]);
+    let refused = second.run(&task.id, &[], &["true"]).run();
+    assert_ne!(refused.code, 0);
+    assert!(refused.both().contains("already exists"), "{}", refused.both());
+    assert_eq!(task.status(), "RUNNING");
+    assert_eq!(task.sh("echo here").ok(), "here");
+    second.ctr(["containers", "delete", &task.id]).run();
+    let own = Task::idle(&second, &[]);
+    assert_eq!(own.sh("echo there").ok(), "there");
+    own.remove();
+    let id = task.id.clone();
+    task.remove();
+    // Nobody has it any more.
+    second.run(&id, &["--rm"], &["true"]).run().expect(0);
+}
+
 /// containerd #5708, #4016: a pod was `Terminating` for ever, since `kill` of what had ended gave no error that containerd
 /// knows.
 #[test]

@@ -6,7 +6,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::rules::{
-    Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl, bytes, bytes_or_none, whole,
+    Capabilities, Devices, Files, Limits, Mounts, Paths, Rules, Scalar, Seccomp, Sysctl, bytes, bytes_or_none, seccomp,
+    whole,
 };
 use super::{Config, ConfigError, DEFAULT_KEEP_EVENTS, DEFAULT_RETENTION, DEFAULT_TIMEOUT};
 use crate::terms::{self, Age, Allow, LayerMode, Orphans, Profile, Timeout};
@@ -16,12 +17,14 @@ use crate::terms::{self, Age, Allow, LayerMode, Orphans, Profile, Timeout};
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct File {
     pub(super) profile: Profile,
+    #[serde(deserialize_with = "read_store")]
     pub(super) store: Option<PathBuf>,
     pub(super) allow: Vec<Allow>,
     pub(super) exec: Exec,
     pub(super) log: Log,
     pub(super) retention: Retention,
     pub(super) capabilities: Capabilities,
+    #[serde(deserialize_with = "seccomp")]
     pub(super) seccomp: Seccomp,
     pub(super) mounts: Mounts,
     pub(super) devices: Devices,
@@ -106,6 +109,14 @@ impl Retention {
     fn bounds(&self) -> terms::Retention {
         let generations = Some(self.generations).filter(|n| *n > 0);
         terms::Retention { generations, bytes: self.bytes, age: self.age.0 }
+    }
+}
+
+fn read_store<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    match path.is_absolute() {
+        true => Ok(Some(path)),
+        false => Err(D::Error::custom(format!("{path:?}: expected an absolute path"))),
     }
 }
 
@@ -271,7 +282,23 @@ mod tests {
                 "expected one of `profile`, `host-network`",
             ),
             ("[capabilities]\nadd = ['CAP_X']\n", "line 2, capabilities.add", "expected a capability"),
-            ("[seccomp]\nallow = ['a b']\n", "line 2, seccomp.allow", "name of a system call"),
+            ("[seccomp]\nallow = ['a b']\n", "line 2, seccomp.allow", "\"a b\": no system call has this name"),
+            ("[seccomp]\nallow = ['']\n", "line 2, seccomp.allow", "no system call"),
+            ("[seccomp]\nallow = ['#']\n", "line 2, seccomp.allow", "no system call"),
+            (
+                "[seccomp]\nallow = ['ptrace']\nrefuse = [\n  'socket',\n  'sockett',\n]\n",
+                "line 5, seccomp.refuse",
+                "\"sockett\": no system call has this name; expected one such as \"ptrace\"",
+            ),
+            (
+                "[seccomp]\nallow = ['bpf', 'ptrace']\nrefuse = ['ptrace']\n",
+                "line 1, seccomp",
+                "\"ptrace\" is both allowed and refused: take it out of one list",
+            ),
+            ("profile = 'oci'\nstore = 'x'\n", "line 2, store", "\"x\": expected an absolute path"),
+            ("store = ''\n", "line 1, store", "expected an absolute path"),
+            ("store = 1\n", "line 1, store", "invalid type"),
+            ("[mounts]\nexec = [\n  '/a',\n  'opt',\n]\n", "line 4, mounts.exec", "expected an absolute path"),
             ("[mounts]\nexec = ['opt']\n", "line 2, mounts.exec", "expected an absolute path"),
             ("[mounts]\nallow = ['/a/../b']\n", "line 2, mounts.allow", "without \"..\""),
             ("[mounts]\ndefault = 'rw'\n", "line 2, mounts.default", "`as-given`"),

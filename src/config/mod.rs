@@ -74,10 +74,10 @@ pub enum ConfigError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The store is not an absolute path.
+    /// The store of a flag or a variable is not an absolute path.
     #[error("{from}: the store must be an absolute path, not {path:?}")]
     Relative {
-        /// Flag, variable or file.
+        /// Flag or variable.
         from: &'static str,
         /// What was given.
         path: PathBuf,

@@ -8,7 +8,7 @@ use oci_spec::runtime::Capability;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::terms::{Allow, Writes};
+use crate::terms::{Allow, Writes, is_system_call};
 
 /// All of it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -432,9 +432,17 @@ fn below_root(text: &str) -> Result<PathBuf, String> {
 }
 
 fn call(text: &str) -> Result<String, String> {
-    let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
-    fits.then(|| text.to_owned())
-        .ok_or_else(|| format!("{text:?}: expected the name of a system call, such as \"ptrace\""))
+    let unknown = || format!("{text:?}: no system call has this name; expected one such as \"ptrace\"");
+    is_system_call(text).then(|| text.to_owned()).ok_or_else(unknown)
+}
+
+/// The table, in which no call is both allowed and refused.
+pub(super) fn seccomp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Seccomp, D::Error> {
+    let table = Seccomp::deserialize(deserializer)?;
+    match table.allow.iter().find(|name| table.refuse.contains(name)) {
+        Some(both) => Err(D::Error::custom(format!("{both:?} is both allowed and refused: take it out of one list"))),
+        None => Ok(table),
+    }
 }
 
 fn name(text: &str) -> Result<String, String> {
@@ -460,7 +468,18 @@ macro_rules! list {
             struct Item($of);
             impl<'de> Deserialize<'de> for Item {
                 fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Item, D::Error> {
-                    $parse(&String::deserialize(deserializer)?).map(Item).map_err(D::Error::custom)
+                    struct Read;
+                    impl Visitor<'_> for Read {
+                        type Value = Item;
+                        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                            f.write_str("a string")
+                        }
+                        // An error of the visitor is told with the line of the item, a later one with that of the list.
+                        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Item, E> {
+                            $parse(text).map(Item).map_err(E::custom)
+                        }
+                    }
+                    deserializer.deserialize_str(Read)
                 }
             }
             Ok(Vec::<Item>::deserialize(deserializer)?.into_iter().map(|item| item.0).collect())

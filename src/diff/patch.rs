@@ -8,7 +8,7 @@ use rustix::fs::readlinkat;
 use similar::{Algorithm, DiffOp, capture_diff_slices_deadline, group_diff_ops};
 
 use super::Namespace;
-use super::change::{Attribute, Change, FileType, Kind};
+use super::change::{Attribute, Change, FileMode, FileType, Kind};
 use super::content::{open_file, read_bounded};
 use super::descent::{Found, Side};
 use super::error::DiffError;
@@ -46,7 +46,7 @@ struct Content {
 
 /// Writes `changes`, made by comparing the same stacks, as a patch in git's format: text line by line, `Binary file /x
 /// changed: 10 -> 20 bytes` for a file with a NUL byte or above a bound, a line of its own for what git does not keep
-/// (directories, owners, extended attributes, special files). Names with control characters, quotes, backslashes or
+/// (directories, modes other than 0644 and 0755, owners, extended attributes, special files). Names with control characters, quotes, backslashes or
 /// bytes that are not UTF-8 are quoted as git quotes them.
 ///
 /// # Errors
@@ -86,7 +86,7 @@ impl Patcher<'_> {
             Kind::Added => {
                 let new = read(&mut self.above, &change.path, self.limits.file_bytes)?;
                 match new {
-                    Some(new) => self.contents(&change.path, None, Some(&new), out),
+                    Some(new) => self.added(&change.path, &new, out),
                     None => {
                         writeln!(out, "{} {name} added (mode {})", noun(change.file_type), change.mode).map_err(write)
                     }
@@ -112,15 +112,13 @@ impl Patcher<'_> {
                 if old.is_some() {
                     self.contents(&change.path, old.as_ref(), None, out)?;
                 }
-                if new.is_some() {
-                    self.contents(&change.path, None, new.as_ref(), out)?;
-                }
-                Ok(())
+                new.map_or(Ok(()), |new| self.added(&change.path, &new, out))
             }
             Kind::Renamed => {
                 let from = change.from.as_ref().unwrap_or(&change.path);
                 let (old, new) = (quoted(b"a", from), quoted(b"b", &change.path));
                 let (from, to) = (quoted_relative(from), quoted_relative(&change.path));
+                metadata(&name, &change.attributes.iter().map(Attribute::to_string).collect::<Vec<_>>(), out)?;
                 writeln!(out, "diff --git {old} {new}\nsimilarity index 100%\nrename from {from}\nrename to {to}")
                     .map_err(write)
             }
@@ -130,17 +128,19 @@ impl Patcher<'_> {
                 // git knows of a file's mode whether it can be run, and takes nothing else for a change.
                 let seen_by_git =
                     old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.git_mode() != new.git_mode());
+                let was = match &old {
+                    None if change.attributes.contains(&Attribute::Mode) => mode(&mut self.below, &change.path)?,
+                    old => old.as_ref().map(|old| FileMode(old.mode)),
+                };
                 let told = |attribute: &Attribute| match (attribute, &old, &new) {
-                    (Attribute::Mode, _, _) if seen_by_git => None,
-                    (Attribute::Mode, Some(old), Some(new)) => {
-                        Some(format!("mode {:04o} -> {:04o}", old.mode, new.mode))
+                    (Attribute::Mode, Some(old), Some(new)) if old.git_tells_all() && new.git_tells_all() => None,
+                    (Attribute::Mode, _, _) => {
+                        Some(was.map_or_else(|| "mode".to_owned(), |was| format!("mode {was} -> {}", change.mode)))
                     }
                     (other, _, _) => Some(other.to_string()),
                 };
                 let unseen: Vec<String> = change.attributes.iter().filter_map(told).collect();
-                if !unseen.is_empty() {
-                    writeln!(out, "Metadata of {name} changed: {}", unseen.join(", ")).map_err(write)?;
-                }
+                metadata(&name, &unseen, out)?;
                 if change.kind == Kind::Metadata && !seen_by_git {
                     return Ok(());
                 }
@@ -151,6 +151,16 @@ impl Patcher<'_> {
                 }
             }
         }
+    }
+
+    /// A file or a symbolic link that was not there. A mode that git has no form for gets a line of its own: what is
+    /// set-user-ID, or for all to write, must be seen.
+    fn added(&mut self, path: &PathBytes, new: &Content, out: &mut dyn Write) -> Result<(), DiffError> {
+        if !new.git_tells_all() {
+            let (noun, name, mode) = (noun(new.file_type), quoted(b"", path), FileMode(new.mode));
+            writeln!(out, "{noun} {name} added (mode {mode})").map_err(write)?;
+        }
+        self.contents(path, None, Some(new), out)
     }
 
     fn contents(
@@ -218,6 +228,19 @@ impl Content {
             _ => 0o100_644,
         }
     }
+
+    /// Whether [`Self::git_mode`] is the whole mode.
+    fn git_tells_all(&self) -> bool {
+        self.file_type == FileType::Symlink || self.git_mode() & 0o7777 == self.mode
+    }
+}
+
+/// What differs in a path's metadata, if anything does.
+fn metadata(name: &str, differing: &[String], out: &mut dyn Write) -> Result<(), DiffError> {
+    if differing.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "Metadata of {name} changed: {}", differing.join(", ")).map_err(write)
 }
 
 /// None where there is neither a file nor a symbolic link.
@@ -237,6 +260,14 @@ fn read(stack: &mut Locator, path: &PathBytes, limit: u64) -> Result<Option<Cont
         _ => return Ok(None),
     };
     Ok(Some(Content { file_type: file_type(&stat), mode: stat.st_mode & 0o7777, size: size(&stat), bytes }))
+}
+
+/// None where there is nothing.
+fn mode(stack: &mut Locator, path: &PathBytes) -> Result<Option<FileMode>, DiffError> {
+    Ok(match stack.find(path)? {
+        Found::Node { stat, .. } | Found::Dir { stat, .. } => Some(FileMode(stat.st_mode & 0o7777)),
+        Found::Absent | Found::Whiteout => None,
+    })
 }
 
 fn hunks(before: &[u8], after: &[u8], limits: &PatchLimits, out: &mut dyn Write) -> io::Result<()> {

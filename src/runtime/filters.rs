@@ -7,10 +7,12 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use sha2::{Digest, Sha256};
 
 use crate::durable;
@@ -46,7 +48,8 @@ impl Slot {
     /// What was put there.
     pub fn get(&self) -> Option<Program> {
         let mut bytes = Vec::new();
-        let file = File::open(self.dir.join(&self.name)).ok()?;
+        let file =
+            File::from(open_own(&open_own(CWD, &self.dir, FileType::Directory)?, &self.name, FileType::RegularFile)?);
         file.take(MAX_BYTES + 1).read_to_end(&mut bytes).ok()?;
         let (digest, rest) = bytes.split_at_checked(32)?;
         let (flags, instructions) = rest.split_first_chunk::<4>()?;
@@ -60,6 +63,9 @@ impl Slot {
         let rest = [&program.flags.to_le_bytes(), program.instructions.as_slice()].concat();
         let entry = [Sha256::digest(&rest).as_slice(), &rest].concat();
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
+        if open_own(CWD, &self.dir, FileType::Directory).is_none() {
+            return;
+        }
         let _ = made.and_then(|()| {
             durable::sweep(&self.dir)?;
             self.make_room()?;
@@ -70,13 +76,28 @@ impl Slot {
     /// Leaves room for one more.
     fn make_room(&self) -> std::io::Result<()> {
         let age = |entry: fs::DirEntry| -> Option<(SystemTime, PathBuf)> {
-            Some((entry.metadata().ok()?.modified().ok()?, entry.path()))
+            // What is no file nobody made here.
+            let file = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            Some((file.modified().ok()?, entry.path()))
         };
         let mut entries: Vec<_> = fs::read_dir(&self.dir)?.flatten().filter_map(age).collect();
         entries.sort();
         let over = (entries.len() + 1).saturating_sub(ENTRIES);
         entries.iter().take(over).try_for_each(|(_, path)| durable::remove_file(path))
     }
+}
+
+/// What is there, if it is of this type and nobody but us can write to it: a filter of somebody else's making is none. A
+/// link is not followed, and a pipe not waited for.
+fn open_own(dir: impl AsFd, name: impl rustix::path::Arg, kind: FileType) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, name, flags, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let others = Mode::WGRP | Mode::WOTH;
+    let own = stat.st_uid == rustix::process::geteuid().as_raw()
+        && !Mode::from_raw_mode(stat.st_mode).intersects(others)
+        && FileType::from_raw_mode(stat.st_mode) == kind;
+    own.then_some(fd)
 }
 
 #[cfg(test)]
@@ -161,6 +182,64 @@ mod tests {
         let slot = slot(root.path(), 0);
         slot.put(&program(1));
         assert_eq!(slot.get(), None);
+    }
+
+    /// A create waited without end for somebody to write to a pipe, and took whatever filter another user had put there.
+    #[test]
+    fn what_is_not_our_own_file_is_nothing() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let root = tempfile::tempdir().unwrap();
+        let slot = slot(root.path(), 0);
+        slot.put(&program(7));
+        let (path, kept) = (slot.dir.join(&slot.name), root.path().join("kept"));
+        durable::rename(&path, &kept).unwrap();
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert_eq!(slot.get(), None, "a pipe");
+        slot.put(&program(7));
+        assert_eq!(slot.get(), Some(program(7)), "the pipe is replaced");
+        durable::remove_file(&path).unwrap();
+        symlink(&kept, &path).unwrap();
+        assert_eq!(slot.get(), None, "a link");
+        durable::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        slot.put(&program(7));
+        assert_eq!(slot.get(), None, "a directory");
+        fs::remove_dir(&path).unwrap();
+        durable::rename(&kept, &path).unwrap();
+        assert_eq!(slot.get(), Some(program(7)));
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        for (changed, open, closed) in [(&path, 0o620, 0o600), (&slot.dir, 0o1777, 0o700)] {
+            mode(changed, open);
+            assert_eq!(slot.get(), None, "{open:o}");
+            mode(changed, closed);
+            assert_eq!(slot.get(), Some(program(7)));
+        }
+        if rustix::process::geteuid().is_root() {
+            chown(&slot.dir, Some(12_345), None).unwrap();
+            assert_eq!(slot.get(), None, "another user's");
+            durable::remove_file(&path).unwrap();
+            slot.put(&program(7));
+            assert!(!path.exists(), "nothing is written to another user's directory");
+        }
+        let linked = tempfile::tempdir().unwrap();
+        let there = Slot { dir: linked.path().join(DIRECTORY), name: slot.name.clone() };
+        fs::create_dir(linked.path().join("else")).unwrap();
+        symlink("else", &there.dir).unwrap();
+        there.put(&program(7));
+        assert_eq!(fs::read_dir(linked.path().join("else")).unwrap().count(), 0, "a link to elsewhere");
+    }
+
+    /// Where directories had come among the programs nothing was kept any more.
+    #[test]
+    fn what_is_no_program_takes_no_room() {
+        let root = tempfile::tempdir().unwrap();
+        let slot = slot(root.path(), 0);
+        for n in 0..=ENTRIES {
+            fs::create_dir_all(slot.dir.join(format!("d{n}"))).unwrap();
+        }
+        fs::set_permissions(&slot.dir, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        slot.put(&program(1));
+        assert_eq!(slot.get(), Some(program(1)));
     }
 
     #[test]

@@ -7,15 +7,17 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 use super::error::{On, RuntimeError};
 use super::state::Record;
 use crate::error::errno_text;
 use crate::spec::Config;
-use crate::sys::process;
+use crate::sys::{mount, process};
 
 /// The programs that libcontainer looks for, with the file that each writes and the configuration's name for its content.
 const PROGRAMS: [(&str, &str, &str); 2] =
@@ -31,6 +33,8 @@ const DIR: &str = "idmap";
 #[derive(Debug)]
 pub struct StandIn {
     path: Option<OsString>,
+    // What PATH names, close-on-exec: the programs are found before it is closed.
+    _dir: OwnedFd,
 }
 
 impl StandIn {
@@ -48,8 +52,12 @@ impl StandIn {
             let link = dir.join(program);
             symlink("/proc/self/exe", &link).on("make link", &link)?;
         }
+        // By its descriptor: the path may have a colon in it.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&dir, flags, Mode::empty()).on("open", &dir)?;
+        let path = mount::fd_path(fd.as_fd());
         process::replace_env(REPORT, Some(OsStr::new(&report.to_string())));
-        Ok(Some(StandIn { path: process::replace_env("PATH", Some(dir.as_os_str())) }))
+        Ok(Some(StandIn { path: process::replace_env("PATH", Some(OsStr::new(&path))), _dir: fd }))
     }
 }
 

@@ -128,6 +128,8 @@ impl Payload {
 
     fn prepare(&self) -> Result<(), String> {
         self.parents.iter().for_each(|fd| process::close_in_child(*fd));
+        // The host's, of which this process has no need on the container's root.
+        process::cover_directories_in_child().map_err(|err| chain(&err))?;
         signal::end_when_asked();
         self.fix_stdio().map_err(|err| format!("reopen /dev/null: {err}"))?;
         if let Some((rows, columns)) = self.console_size {

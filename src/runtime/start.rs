@@ -51,7 +51,11 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
         }
         gate = open_gate(&record.dir)?;
         let path = record.start_socket();
-        socket::tell(&path, b"start container").on("tell the first process to start at", &path)?;
+        match socket::tell(&path, b"start container") {
+            // Nobody listens any more: a start that was killed before it removed the socket has told it.
+            Err(err) if err.errno() == Some(libc::ECONNREFUSED) => return Err(RuntimeError::AlreadyStarted),
+            told => told.on("tell the first process to start at", &path)?,
+        }
         // Its absence is what says "started" from now on.
         std::fs::remove_file(&path).on("remove", &path)?;
     }
@@ -77,6 +81,14 @@ fn open_gate(dir: &Path) -> Result<Option<OwnedFd>, RuntimeError> {
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno).on("open", &path),
     }
+}
+
+/// Whether the first process of a created container, which lives, has become the command. False where an older release made
+/// the container.
+pub(super) fn is_past(dir: &Path) -> bool {
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // fifo(7): there is nobody who has it open for reading.
+    matches!(rustix::fs::open(dir.join(GATE), flags, Mode::empty()), Err(Errno::NXIO))
 }
 
 /// Until nobody holds the gate: the command runs, or the first process has ended. Not longer than [`PATIENCE`].

@@ -13,6 +13,7 @@ use super::cow::CowSource;
 use super::error::{On, RuntimeError};
 use super::members;
 use super::seccomp::Filter;
+use super::start;
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::{Confinement, Decision};
@@ -248,7 +249,9 @@ impl Record {
         if cgroup::is_frozen(&self.cgroups) {
             return Ok(Status::Paused);
         }
-        Ok(if self.start_socket().exists() { Status::Created } else { Status::Running })
+        // The socket is removed by `start`, which may have been killed before that.
+        let waits = self.start_socket().exists() && !start::is_past(&self.dir);
+        Ok(if waits { Status::Created } else { Status::Running })
     }
 
     /// The pid to show: 0 once the container has stopped.

@@ -16,10 +16,11 @@ use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::options::Saved;
+use super::runtime::Memory;
 use super::{ShimError, bootstrap, io, mounts, record, socket};
 
 /// How long the runtime may take. It waits itself for supervisors that write their results.
-const RUNTIME: Duration = Duration::from_millis(2500);
+const RUNTIME: Duration = Duration::from_millis(2300);
 /// How long the runtime may take that was started again after its mounts were taken away.
 const AGAIN: Duration = Duration::from_millis(500);
 /// How long a runtime that still makes the container may take to end when it is killed.
@@ -32,6 +33,9 @@ const KILLED: u32 = 128 + 9;
 const PID_FILE: &str = "init.pid";
 /// The most that is read of what the runtime says, in bytes.
 const SAID_MAX: u64 = 4096;
+
+/// How long the runtime may take to tell whose a container is.
+const WHOSE: Duration = Duration::from_millis(300);
 
 /// What was done, and what was not.
 #[derive(Debug)]
@@ -51,7 +55,7 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
     let pid = record::read_pid(&bundle.join(PID_FILE)).ok().or(ended.as_ref().map(|ended| ended.pid));
     let saved = Saved::load(bundle, namespace);
     // Most shims end after their last container: then a whole process is saved.
-    let deleted = if record::was_deleted(bundle) {
+    let deleted = if record::was_deleted(bundle) || is_anothers(&saved, id, bundle) {
         Ok(())
     } else {
         end_creation(Path::new("/proc"), &saved, id, CREATION);
@@ -77,6 +81,31 @@ pub fn delete(bundle: &Path, namespace: &str, id: &str) -> Deleted {
     };
     // Three numbers can always be encoded; without an answer containerd would take the defaults.
     Deleted { answer: response.write_to_bytes().unwrap_or_default(), failed }
+}
+
+/// Whether the runtime has the container from another bundle. Two containerds on a host share the directory of its state; when
+/// one asks for an id that the other has, the runtime refuses, and this is called for what was never made.
+fn is_anothers(saved: &Saved, id: &str, bundle: &Path) -> bool {
+    let Some(theirs) = bundle_of(saved, id) else { return false };
+    // Where the bundle is gone its name is all that there is.
+    let ours = bundle.canonicalize().unwrap_or_else(|_| bundle.to_owned());
+    theirs != ours && theirs != bundle
+}
+
+/// The bundle that the runtime has for a container; none where it has none, or can't be asked.
+fn bundle_of(saved: &Saved, id: &str) -> Option<PathBuf> {
+    let told = Memory::new(b"").ok()?;
+    let mut command = saved.command();
+    command.args(["state", id]).current_dir("/").stdin(Stdio::null()).stderr(Stdio::null()).stdout(told.stdio().ok()?);
+    let mut child = command.spawn().ok()?;
+    let Ok(Some(status)) = wait_within(&mut child, WHOSE) else {
+        // It only looks.
+        let _ = child.kill();
+        let _ = child.wait();
+        return None;
+    };
+    let state: serde_json::Value = status.success().then(|| serde_json::from_str(&told.text()).ok())??;
+    state["bundle"].as_str().map(PathBuf::from)
 }
 
 /// Removes the group's socket unless other containers of the group are served there.
@@ -250,6 +279,27 @@ mod tests {
         let (response, failed) = lab.delete();
         assert_eq!(response.exit_status, 137);
         assert_eq!(failed, ["OCI runtime delete failed: disk on fire"]);
+    }
+
+    /// Two containerds share the runtime's state: a create that was refused for an id that the other has ended the other's.
+    #[test]
+    fn anothers_container_stays() {
+        let state = |bundle: &str| {
+            Lab::new(&format!(
+                "case \"$*\" in *state*) echo '{{\"bundle\": \"{bundle}\"}}';; *) echo $* >called;; esac"
+            ))
+        };
+        let lab = state("/another/bundle");
+        assert!(lab.delete().1.is_empty());
+        assert!(!lab.path("called").exists());
+        let lab = state("BUNDLE");
+        lab.put(
+            "runtime",
+            &std::fs::read_to_string(lab.path("runtime")).unwrap().replace("BUNDLE", lab.0.path().to_str().unwrap()),
+            0o755,
+        );
+        assert!(lab.delete().1.is_empty());
+        assert!(lab.path("called").exists());
     }
 
     /// Nothing is left of the bundle, or nothing was ever made: there is an answer all the same.

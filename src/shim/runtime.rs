@@ -52,12 +52,14 @@ impl Memory {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }
 
-    fn stdio(&self) -> Result<Stdio, ShimError> {
+    /// For a child to write to.
+    pub fn stdio(&self) -> Result<Stdio, ShimError> {
         let file = self.0.try_clone().map_err(ShimError::io("duplicate", "a file in memory"))?;
         Ok(Stdio::from(OwnedFd::from(file)))
     }
 
-    fn text(mut self) -> String {
+    /// What is in it, at most 4 MiB.
+    pub fn text(mut self) -> String {
         let mut bytes = Vec::new();
         // What can't be read is missing from a message.
         let _ = self.0.rewind().and_then(|()| (&self.0).take(OUTPUT_MAX).read_to_end(&mut bytes));

@@ -265,6 +265,32 @@ pub fn close_in_child(fd: std::os::fd::RawFd) {
     unsafe { libc::close(fd) };
 }
 
+/// The highest descriptor that [`cover_directories_in_child`] looks at. The lowest free number is given out, so this
+/// program's own are low, unless it was started with as many.
+const DESCRIPTORS: std::os::fd::RawFd = 1024;
+
+/// Puts an empty file in the place of every directory that this forked child has open to its next execve: through one of
+/// them who may look into this process would reach all that is above. No owner in the child may need one again; it may
+/// close it.
+pub fn cover_directories_in_child() -> Result<(), SysError> {
+    let empty = rustix::fs::memfd_create("", rustix::fs::MemfdFlags::CLOEXEC).call("memfd_create", String::new)?;
+    for fd in 3..DESCRIPTORS {
+        // SAFETY: fcntl(F_GETFD) takes no pointers; EBADF says that nothing is open there.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        if flags < 0 || flags & libc::FD_CLOEXEC == 0 {
+            continue;
+        }
+        // SAFETY: it was found open, and this process has one thread, so it stays open for the call.
+        let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).call("fstat", || fd.to_string())?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory {
+            // SAFETY: dup3 takes no pointers; whoever owns the number goes on owning an open descriptor.
+            let ret = unsafe { libc::dup3(empty.as_raw_fd(), fd, libc::O_CLOEXEC) };
+            check(ret.into()).map(drop).call("dup3", || fd.to_string())?;
+        }
+    }
+    Ok(())
+}
+
 /// Closes every descriptor from 3 on that this child has from its parent, but `keep`; no value in the child may use
 /// one of them again. Without close_range(2) they stay open, as they would have without the call.
 pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {

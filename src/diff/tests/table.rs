@@ -574,6 +574,27 @@ fn patches_apply() {
     assert_eq!(diff.changes.iter().filter(|change| change.kind == Kind::Renamed).count(), 1);
 }
 
+/// A renamed file's capabilities can differ, and git's form has no word for them.
+#[test]
+fn a_patch_tells_what_else_differs_in_a_renamed_file() {
+    let mut lab = Lab::new(|root| put(root.join("old"), b"moved with another attribute\n"));
+    lab.exec(|root| {
+        rustix::fs::rename(root.join("old"), root.join("renamed")).unwrap();
+        // VFS_CAP_REVISION_2 with the effective bit, and CAP_NET_BIND_SERVICE permitted.
+        let value: Vec<u8> = [0x0200_0001_u32, 1 << 10, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        setxattr(root.join("renamed"), "security.capability", &value, XattrFlags::empty()).unwrap();
+    });
+    let fds = open_all(&lab.lowers());
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let diff = lab.diff(1, &Options { renames: true, ..lab.options() });
+    let mut text = Vec::new();
+    patch(&fds[..1], &fds[1..], &diff.changes, Namespace::Trusted, &PatchLimits::default(), &mut text).unwrap();
+    let shown = String::from_utf8(text).unwrap();
+    let wanted = "Metadata of /renamed changed: capability\ndiff --git a/old b/renamed\nsimilarity index 100%\n\
+                  rename from old\nrename to renamed\n";
+    assert_eq!(shown, wanted);
+}
+
 #[test]
 fn the_root_filesystem_may_be_a_live_overlay() {
     let mut inner = Lab::new(base);

@@ -1,11 +1,10 @@
-//! The numbers of system calls, for each ABI that profile `strict` knows: `strict/numbers.txt`.
+//! The numbers of system calls, for each ABI that profile `strict` knows: [`SYSTEM_CALLS`].
 //!
 //! A table of our own, since a build of libseccomp knows only the calls that were there when it was released, and looks
 //! names up one by one.
 
 use super::bpf::AUDIT_X86_64;
-
-const TABLE: &str = include_str!("../strict/numbers.txt");
+use crate::terms::SYSTEM_CALLS;
 
 /// One way to make system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +46,7 @@ impl Numbers {
             let name = fields.next().unwrap_or_default();
             (name, [(); 4].map(|()| fields.next().and_then(|number| number.parse().ok())))
         };
-        Numbers(TABLE.lines().filter(|line| !line.starts_with('#')).map(row).collect())
+        Numbers(SYSTEM_CALLS.lines().filter(|line| !line.starts_with('#')).map(row).collect())
     }
 
     fn row(&self, name: &str) -> Option<&Row> {
@@ -85,7 +84,7 @@ mod tests {
             assert!(all.len() > 300, "{abi:?}");
             assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{abi:?}");
         }
-        assert!(TABLE.lines().filter(|l| !l.starts_with('#')).all(|l| l.split(' ').count() == 5));
+        assert!(SYSTEM_CALLS.lines().filter(|l| !l.starts_with('#')).all(|l| l.split(' ').count() == 5));
     }
 
     /// The newest number of Linux 6.18.

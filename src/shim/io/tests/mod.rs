@@ -106,6 +106,25 @@ fn three_fifos_carry_what_is_said_and_end_with_the_process() {
     });
 }
 
+/// What a command says that fails to start a process is none of the process's output.
+#[test]
+fn nothing_is_copied_before_the_start() {
+    run(async {
+        for drained in [true, false] {
+            let client = Client::new();
+            let (out, err) = (client.read("out"), client.read("err"));
+            let mut streams = open(&client.stdio()).await.unwrap();
+            let process = sh(&mut streams, "echo an error >&2; exit 1");
+            assert_eq!(wait(process).await, Some(1));
+            if drained {
+                assert!(streams.drain(LONG).await);
+            }
+            drop(streams);
+            assert_eq!((out.await.unwrap(), err.await.unwrap()), (vec![], vec![]));
+        }
+    });
+}
+
 #[test]
 fn nothing_is_dev_null() {
     run(async {
@@ -375,6 +394,7 @@ fn the_owner_can_open_its_streams_again() {
         let script = "id -u; exec setpriv --reuid 1234 --regid 1235 --clear-groups \
             sh -c 'echo out >/dev/stdout; echo err >/dev/stderr; read x </dev/stdin; echo $x'";
         let process = sh(&mut streams, script);
+        streams.started().await.unwrap();
         client.writer("in").write_all(b"in\n").unwrap();
         assert_eq!(wait(process).await, Some(0));
         assert_eq!(out.await.unwrap(), b"0\nout\nin\n");
