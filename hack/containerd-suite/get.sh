@@ -52,7 +52,9 @@ mkdir -p /build/tests
 dpkg-query -W -f '${Version}' golang-github-containerd-containerd-dev | sed 's/[^0-9.].*//' >/build/tests/version
 cd /usr/share/gocode/src/github.com/containerd/containerd/v2/integration
 # The list is read before the flag that names another.
-sed -i 's,"[a-z0-9.-]*\.[a-z]*/[a-z0-9./-]*/\([a-z-]*:[0-9.]*\)","localhost:5555/\1",' images/image_list.go
+sed -i 's|"[a-z0-9.-]*\.[a-z]*/\([a-z0-9./-]*/\)\{0,1\}\([a-z-]*:[0-9.]*\)",$|"localhost:5555/\2",|' images/image_list.go
+# None may be left that is on the internet.
+[ "$(grep -c '"localhost:5555/[a-z-]*:' images/image_list.go)" = "$(grep -c '"[^" ]*/[^" ]*:[0-9.]*",$' images/image_list.go)" ]
 go build -o /build/tests/bin/ ./failpoint/cmd/runc-fp
 go test -c -o /build/tests/cri.test .
 cd client

@@ -15,6 +15,8 @@ mkdir -p $data/lib $data/tmp
 mount -t tmpfs -o mode=755 tmpfs /run
 mount --bind $data/lib /var/lib
 mount --bind $data/tmp /tmp
+# Where a test of the other suite looks whether ids can be mapped.
+mkdir -p /var/lib/containerd-test
 # The hierarchies anew, each beginning at this run's own cgroup.
 awk '$3 ~ /^cgroup/ { print $2, $3, $4 }' /proc/mounts | while read -r point type options; do
     umount "$point"
