@@ -446,10 +446,10 @@ fn warn(global: &Global, text: &str) {
     report::warning(&report::Target::of(global), text);
 }
 
-/// Parses a container id.
 /// How many digits Docker prints of an id.
 const SHORT_ID: usize = 12;
 
+/// Parses a container id.
 fn id(text: &str) -> anyhow::Result<ContainerId> {
     Ok(text.parse()?)
 }

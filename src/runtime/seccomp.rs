@@ -46,7 +46,9 @@ pub fn prepare(
     let value = &config.value()["linux"]["seccomp"];
     let profile: Option<LinuxSeccomp> = serde_json::from_value(value.clone())
         .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
-    let slot = dir.parent().and_then(|root| Slot::of(root, value, strictness));
+    // Without a filter there is nothing to be kept, nor to be looked for.
+    let has_filter = profile.is_some() || strictness.is_some();
+    let slot = dir.parent().filter(|_| has_filter).and_then(|root| Slot::of(root, value, strictness));
     let known = slot.as_ref().and_then(Slot::get);
     let is_new = known.is_none();
     let program = match known.map_or_else(|| program(profile.as_ref(), strictness), |known| Ok(Some(known))) {
