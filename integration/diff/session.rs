@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::bundle::Bundle;
 use crate::support::images::repository;
 use crate::support::walk::{Tree, walk};
-use crate::support::{Cmd, env};
+use crate::support::{Cmd, child_running, env};
 
 /// The longest that one answer of an exec may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -115,13 +115,10 @@ impl Session {
             let _ = errors.read_to_end(&mut text);
             let _ = sender.send(String::from_utf8_lossy(&text).into_owned());
         });
-        let supervisor = child.id();
+        let supervisor = child.id().cast_signed();
         let mut session = Session { child, input, answers, complaints, pid: 0, result };
         session.play(&[]);
-        let children = format!("/proc/{supervisor}/task/{supervisor}/children");
-        // It has answered, so it is there. The one that made it may not be reaped yet.
-        let child = fs::read_to_string(&children).expect("read the supervisor's children");
-        session.pid = child.split_whitespace().last().expect("a child").parse().expect("a pid");
+        session.pid = child_running(supervisor, "play");
         session
     }
 

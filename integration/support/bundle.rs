@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::env::{process, unique};
 use super::walk::{Tree, walk};
-use super::{Cmd, Env, Output, images, wait_for, wait_until};
+use super::{Cmd, Env, Output, child_running, images, wait_until};
 
 /// A bundle of its own, and a container's id to go with it.
 #[derive(Debug)]
@@ -111,11 +111,7 @@ impl<'e> Bundle<'e> {
             .run()
             .expect(0);
         let supervisor: i32 = fs::read_to_string(&file).expect("read").parse().expect("a pid");
-        let children = format!("/proc/{supervisor}/task/{supervisor}/children");
-        let command: i32 = wait_for("the command", Duration::from_secs(10), || {
-            let child = fs::read_to_string(&children).ok()?.trim().parse().ok()?;
-            fs::read(format!("/proc/{child}/cmdline")).ok()?.starts_with(b"sleep").then_some(child)
-        });
+        let command = child_running(supervisor, "sleep");
         let tree = walk(Path::new(&format!("/proc/{command}/root/{dir}")));
         let pid = rustix::process::Pid::from_raw(command).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");

@@ -27,6 +27,19 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Optio
     }
 }
 
+/// The child of `parent`'s first thread that has executed the program `name`, waited for. The kernel's list of children
+/// is asked again as long as it is not there: of a list that changes while it is read the kernel may leave out the
+/// last ones.
+pub fn child_running(parent: i32, name: &str) -> i32 {
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    wait_for(&format!("{name}, a child of {parent}"), Duration::from_secs(10), || {
+        let children = std::fs::read_to_string(&children).ok()?;
+        children.split_whitespace().filter_map(|child| child.parse().ok()).find(|child: &i32| {
+            std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+        })
+    })
+}
+
 /// As [`wait_for`], for a condition.
 pub fn wait_until(what: &str, limit: Duration, mut probe: impl FnMut() -> bool) {
     wait_for(what, limit, || probe().then_some(()));
