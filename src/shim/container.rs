@@ -16,13 +16,14 @@ use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::topics;
 use containerd_shim_protos::types::task::Status;
 use rustix::process::{Pid, Signal};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::ShimError;
 use super::cgroup::CgroupPaths;
 use super::events::Events;
 use super::io::{Identity, Owner, Stdio, Streams};
+use super::kills::Kills;
 use super::metrics;
 use super::mounts;
 use super::oom;
@@ -86,14 +87,7 @@ pub struct Container {
     own_pid_namespace: bool,
     mounted: bool,
     cgroups: OnceLock<CgroupPaths>,
-    memory: OnceLock<mpsc::Sender<Look>>,
-}
-
-/// Asks for a look at what was killed for want of memory, and hears when it is told.
-#[derive(Debug)]
-struct Look {
-    known: Option<Instant>,
-    done: oneshot::Sender<()>,
+    kills: OnceLock<Kills>,
 }
 
 #[derive(Debug)]
@@ -153,7 +147,7 @@ impl Container {
             own_pid_namespace: config.has_own_pid_namespace(),
             mounted,
             cgroups: OnceLock::new(),
-            memory: OnceLock::new(),
+            kills: OnceLock::new(),
         };
         match container.make(&options).await {
             Ok((pid, end)) => {
@@ -298,10 +292,8 @@ impl Container {
         let found = CgroupPaths::of(self.init.now().pid).map(|found| self.cgroups.get_or_init(|| found));
         match found.and_then(oom::Watch::new) {
             Ok(watch) => {
-                let (looks, asked) = mpsc::channel(1);
                 // Only this sets it.
-                let _ = self.memory.set(looks);
-                tokio::spawn(tell_kills(self.id.clone(), self.shared.events.clone(), watch, asked));
+                let _ = self.kills.set(Kills::tell(self.id.clone(), self.shared.events.clone(), watch));
             }
             Err(err) => tracing::warn!(container = self.id, %err, "whether memory runs out can't be told"),
         }
@@ -310,10 +302,8 @@ impl Container {
     /// Has a kill for want of memory told that was not noticed yet; `known` is when an exec began that is known to have been
     /// killed so. To be called before an end is told.
     async fn look_at_memory(&self, known: Option<Instant>) {
-        let Some(memory) = self.memory.get() else { return };
-        let (done, looked) = oneshot::channel();
-        if memory.send(Look { known, done }).await.is_ok() {
-            let _ = looked.await;
+        if let Some(kills) = self.kills.get() {
+            kills.look(known).await;
         }
     }
 
@@ -709,33 +699,6 @@ impl Container {
 
     fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
         self.execs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Tells of each kill for want of memory, until the container is dropped.
-async fn tell_kills(id: String, events: Events, mut watch: oom::Watch, mut asked: mpsc::Receiver<Look>) {
-    let mut told = None;
-    let mut there = true;
-    loop {
-        let (killed, done) = tokio::select! {
-            killed = watch.next(), if there => {
-                // Once the group is gone there is nothing to be seen any more.
-                there = killed;
-                (killed, None)
-            }
-            look = asked.recv() => {
-                let Some(Look { known, done }) = look else { return };
-                let missed = known.is_some_and(|begun| told.is_none_or(|told| told < begun));
-                (watch.killed_since_last() || missed, Some(done))
-            }
-        };
-        if killed {
-            told = Some(Instant::now());
-            let oom = event::TaskOOM { container_id: id.clone(), ..Default::default() };
-            events.add_unless_waiting(topics::TASK_OOM_EVENT_TOPIC, &oom);
-        }
-        // Who asked waits, or is gone.
-        let _ = done.map(|done| done.send(()));
     }
 }
 

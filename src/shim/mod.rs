@@ -15,6 +15,7 @@ pub mod error;
 pub mod events;
 pub mod info;
 pub mod io;
+mod kills;
 pub mod log;
 pub mod metrics;
 pub mod mounts;
