@@ -32,6 +32,7 @@ use super::process::{Phase, Process};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
+use super::thread::blocking;
 use crate::report;
 use crate::terms::EndKind;
 
@@ -386,27 +387,19 @@ impl Container {
 
     /// Starts an exec; the pid is its supervisor's.
     pub async fn start_exec(self: &Arc<Self>, exec: &Arc<Process>) -> Result<u32, ShimError> {
-        self.admit(exec)?;
+        let busy = self.admit(exec)?;
         let begun = Instant::now();
         let nursery = self.shared.reaper.nursery();
-        match self.run_exec(exec, &nursery).await {
-            Ok((pid, end)) => {
-                exec.advance(Phase::Starting, Phase::Running);
-                let (container_id, exec_id) = (self.id.clone(), exec.id.clone());
-                let started = event::TaskExecStarted { container_id, exec_id, pid, ..Default::default() };
-                self.tell(topics::TASK_EXEC_STARTED_EVENT_TOPIC, &started);
-                tokio::spawn(self.clone().until_exec_end(exec.clone(), end, begun));
-                Ok(pid)
-            }
-            Err(err) => {
-                exec.advance(Phase::Starting, Phase::Created);
-                self.release();
-                Err(err)
-            }
-        }
+        let (pid, end) = self.run_exec(exec, &nursery).await?;
+        exec.advance(Phase::Starting, Phase::Running);
+        let (container_id, exec_id) = (self.id.clone(), exec.id.clone());
+        let started = event::TaskExecStarted { container_id, exec_id, pid, ..Default::default() };
+        self.tell(topics::TASK_EXEC_STARTED_EVENT_TOPIC, &started);
+        tokio::spawn(self.clone().until_exec_end(busy, end, begun));
+        Ok(pid)
     }
 
-    fn admit(&self, exec: &Process) -> Result<(), ShimError> {
+    fn admit(self: &Arc<Self>, exec: &Arc<Process>) -> Result<Busy, ShimError> {
         let mut state = self.lock();
         if state.closed || matches!(self.init.now().phase, Phase::Stopped) {
             return Err(ShimError::State(format!("container {} init process is not running", self.id)));
@@ -418,12 +411,7 @@ impl Container {
             return Err(ShimError::State(format!("cannot start exec {}: it was started before", exec.id)));
         }
         state.busy += 1;
-        Ok(())
-    }
-
-    fn release(&self) {
-        self.lock().busy -= 1;
-        self.exec_ended.notify_waiters();
+        Ok(Busy { container: self.clone(), exec: exec.clone() })
     }
 
     async fn run_exec(&self, exec: &Process, nursery: &Nursery) -> Result<(u32, ExitReceiver), ShimError> {
@@ -460,8 +448,9 @@ impl Container {
         let _ = timeout(LOST, looking).await;
     }
 
-    async fn until_exec_end(self: Arc<Self>, exec: Arc<Process>, end: ExitReceiver, begun: Instant) {
+    async fn until_exec_end(self: Arc<Self>, busy: Busy, end: ExitReceiver, begun: Instant) {
         let Ok(exit) = end.await else { return };
+        let exec = &busy.exec;
         let (_, result) = self.exec_files(&exec.id);
         match std::fs::File::open(&result) {
             Ok(document) => match report::exec_result(document, &self.bundle) {
@@ -481,7 +470,6 @@ impl Container {
         }
         self.tell_end(&exec.id, exec.now().pid, exit);
         exec.ended(exit);
-        self.release();
     }
 
     /// Where the runtime writes an exec's pid and its result. The pid file's name is the exec's alias in the runtime.
@@ -702,6 +690,22 @@ impl Container {
     }
 }
 
+/// An exec that is being started, or runs: the first process's end waits for it. However its start fails, it can be started
+/// again.
+#[derive(Debug)]
+struct Busy {
+    container: Arc<Container>,
+    exec: Arc<Process>,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.exec.advance(Phase::Starting, Phase::Created);
+        self.container.lock().busy -= 1;
+        self.container.exec_ended.notify_waiters();
+    }
+}
+
 fn not_created() -> ShimError {
     ShimError::State("process not created: failed precondition".into())
 }
@@ -737,13 +741,6 @@ async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<(), ShimError> {
 
 async fn unmount(target: PathBuf) -> Result<(), ShimError> {
     blocking(move || mounts::unmount_all(&target)).await
-}
-
-/// On a thread of its own: a mount may wait for a disk.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ShimError> + Send + 'static,
-) -> Result<T, ShimError> {
-    ShimError::of_task(tokio::task::spawn_blocking(work).await)
 }
 
 fn stdio(stdin: &str, stdout: &str, stderr: &str, terminal: bool) -> Stdio {

@@ -28,6 +28,7 @@ use super::events::Events;
 use super::log::Log;
 use super::reaper::Reaper;
 use super::socket::Served;
+use super::thread::{STACK, blocking};
 use super::{ShimError, bootstrap, socket};
 use crate::sys;
 
@@ -48,8 +49,6 @@ const LOCK: Duration = Duration::from_secs(2);
 const STOPPING: Duration = Duration::from_millis(500);
 /// How long no connection is taken after one could not be (no descriptors left).
 const PAUSE: Duration = Duration::from_millis(100);
-/// The stacks of threads that wait for the kernel, in bytes.
-const STACK: usize = 256 << 10;
 /// The names of the task service: the messages of both versions are the same on the wire.
 const SERVICES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task"];
 
@@ -226,9 +225,8 @@ async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) 
     loop {
         let taken = connections.taken();
         let socket = served.clone();
-        let lock = match tokio::task::spawn_blocking(move || socket.lock(LOCK)).await {
-            Ok(Ok(lock)) => lock,
-            Ok(Err(err)) => return tracing::warn!(%err, "the socket stays"),
+        let lock = match blocking(move || socket.lock(LOCK)).await {
+            Ok(lock) => lock,
             Err(err) => return tracing::warn!(%err, "the socket stays"),
         };
         // Nobody can look now. Who looked before is in the queue, if not taken already.

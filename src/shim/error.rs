@@ -80,7 +80,12 @@ impl ShimError {
 
     /// What a task of its own has come to.
     pub fn of_task<T>(done: Result<Result<T, ShimError>, tokio::task::JoinError>) -> Result<T, ShimError> {
-        done.unwrap_or_else(|_| Err(ShimError::State("the shim failed in this request; its log tells".into())))
+        done.unwrap_or_else(|_| Err(ShimError::broken()))
+    }
+
+    /// What a request comes to in which the shim has panicked.
+    pub fn broken() -> ShimError {
+        ShimError::State("the shim failed in this request; its log tells".into())
     }
 
     fn code(&self) -> Code {

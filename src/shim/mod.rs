@@ -28,5 +28,6 @@ pub mod run;
 pub mod runtime;
 pub mod service;
 pub mod socket;
+mod thread;
 
 pub use error::ShimError;

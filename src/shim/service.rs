@@ -76,7 +76,7 @@ impl Service {
         }
     }
 
-    fn reserve(&self, id: &str) -> Result<Reserved, ShimError> {
+    fn reserve<'a>(&'a self, id: &'a str) -> Result<Reserved<'a>, ShimError> {
         let mut containers = self.lock();
         if self.0.closed.load(Ordering::Relaxed) {
             return Err(ShimError::State("the shim is ending".into()));
@@ -85,27 +85,13 @@ impl Service {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
         containers.insert(id.to_owned(), Entry::BeingMade { unwanted: false });
-        Ok(Reserved(id.to_owned()))
+        Ok(Reserved { service: self, id })
     }
 
     async fn make(&self, request: &api::CreateTaskRequest) -> Result<u32, ShimError> {
         let reserved = self.reserve(&request.id)?;
-        let made = Container::create(&self.0.shared, request).await;
-        let unwanted = {
-            let mut containers = self.lock();
-            match &made {
-                Ok(container) => {
-                    let before = containers.insert(reserved.0, Entry::There(container.clone()));
-                    matches!(before, Some(Entry::BeingMade { unwanted: true }))
-                }
-                Err(_) => {
-                    containers.remove(&reserved.0);
-                    false
-                }
-            }
-        };
-        let container = made?;
-        if unwanted {
+        let container = Container::create(&self.0.shared, request).await?;
+        if reserved.take(container.clone()) {
             // Who asked for it is gone: only the log tells.
             container.delete().await.inspect_err(|err| tracing::error!(container = request.id, %err, "it stays"))?;
             self.lock().remove(&request.id);
@@ -133,8 +119,28 @@ fn running(containers: &HashMap<String, Entry>) -> usize {
     containers.values().map(running).sum()
 }
 
-/// An id that is taken by [`Entry::BeingMade`].
-struct Reserved(String);
+/// An id that is taken by [`Entry::BeingMade`], until it is dropped or there is a container.
+struct Reserved<'a> {
+    service: &'a Service,
+    id: &'a str,
+}
+
+impl Reserved<'_> {
+    /// It is the container's from now on. Whether that is not wanted any more.
+    fn take(self, container: Arc<Container>) -> bool {
+        let before = self.service.lock().insert(self.id.to_owned(), Entry::There(container));
+        matches!(before, Some(Entry::BeingMade { unwanted: true }))
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut containers = self.service.lock();
+        if matches!(containers.get(self.id), Some(Entry::BeingMade { .. })) {
+            containers.remove(self.id);
+        }
+    }
+}
 
 /// Runs `work` to its end, whatever becomes of the request.
 async fn whole<T: Send + 'static>(

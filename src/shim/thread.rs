@@ -1,0 +1,43 @@
+//! Work that waits for the kernel, on a thread of its own: the shim's one thread serves all its containers.
+//!
+//! The kernel may have no thread to give: the shim's cgroup, or the host, is full of processes. Tokio's pool panics then, in
+//! the middle of a request, and does the work later, when nobody expects it any more. Here it is an error, and the work is not
+//! done.
+
+use std::thread::Builder;
+
+use tokio::sync::oneshot;
+
+use super::ShimError;
+
+/// The stack of a thread, in bytes.
+pub const STACK: usize = 256 << 10;
+
+/// Does the work to its end, also where nobody waits for that any more.
+///
+/// # Errors
+/// The work's; [`ShimError::Io`] if there is no thread; [`ShimError::State`] if the work panics.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ShimError> + Send + 'static,
+) -> Result<T, ShimError> {
+    let (done, result) = oneshot::channel();
+    // Who asked may have given up.
+    let run = move || drop(done.send(work()));
+    Builder::new().stack_size(STACK).spawn(run).map_err(ShimError::io("start", "a thread"))?;
+    result.await.unwrap_or_else(|_| Err(ShimError::broken()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_is_done_fails_or_panics() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(blocking(|| Ok(3))).unwrap(), 3);
+        let failed = runtime.block_on(blocking(|| Err::<(), _>(ShimError::NotFound("x".into()))));
+        assert!(matches!(failed, Err(ShimError::NotFound(_))));
+        let panicked = runtime.block_on(blocking::<()>(|| panic!("on purpose")));
+        assert!(matches!(panicked, Err(ShimError::State(_))));
+    }
+}
