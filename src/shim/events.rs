@@ -21,8 +21,6 @@ use tokio::time::timeout;
 /// How many events wait for containerd at most. It is away for a minute or so while it is updated; an event takes some
 /// three hundred bytes.
 const CAPACITY: usize = 8192;
-/// How long containerd may take for one event.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// How many times an event is sent that containerd answers with an error.
 const REFUSALS: u32 = 5;
 
@@ -192,8 +190,9 @@ async fn try_send(
         Some(client) => client,
         None => client.insert(EventsClient::new(connect(path).await?)),
     };
-    let limit = ttrpc::context::with_duration(PATIENCE);
-    connected.forward(limit, request).await.map(drop)
+    // However long that takes: a containerd that stands still finds each request that waits for it when it goes on, and
+    // would tell the event once for each. If it dies the connection breaks.
+    connected.forward(ttrpc::context::Context::default(), request).await.map(drop)
 }
 
 async fn connect(path: &std::path::Path) -> ttrpc::Result<ttrpc::r#async::Client> {
