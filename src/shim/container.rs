@@ -535,11 +535,16 @@ impl Container {
 
     /// Freezes all processes.
     pub async fn pause(&self) -> Result<(), ShimError> {
-        let _steps = self.steps.lock().await;
-        self.lock().paused = Status::PAUSING;
+        let _step = self.step().await?;
+        let before = std::mem::replace(&mut self.lock().paused, Status::PAUSING);
         let paused = self.runtime.pause().await;
         let mut state = self.lock();
-        state.paused = if paused.is_ok() && !state.closed { Status::PAUSED } else { Status::RUNNING };
+        state.paused = match paused {
+            _ if state.closed => Status::RUNNING,
+            Ok(()) => Status::PAUSED,
+            // One that is paused stays so.
+            Err(_) => before,
+        };
         drop(state);
         paused?;
         let container_id = self.id.clone();
@@ -549,7 +554,7 @@ impl Container {
 
     /// Lets them go on.
     pub async fn resume(&self) -> Result<(), ShimError> {
-        let _steps = self.steps.lock().await;
+        let _step = self.step().await?;
         self.runtime.resume().await?;
         self.lock().paused = Status::RUNNING;
         let container_id = self.id.clone();
@@ -619,7 +624,7 @@ impl Container {
 
     /// Deletes the container, whose first process has ended, or was never started.
     pub async fn delete(&self) -> Result<(u32, Exit), ShimError> {
-        let _steps = self.steps.lock().await;
+        let _step = self.step().await?;
         let now = self.init.now();
         let exit = match (now.phase, now.exit) {
             (Phase::Stopped, Some(exit)) => {
@@ -651,17 +656,26 @@ impl Container {
         if self.mounted {
             unmount(self.bundle.join("rootfs")).await?;
         }
-        if !std::mem::replace(&mut self.lock().deleted, true) {
-            let deleted = event::TaskDelete {
-                container_id: self.id.clone(),
-                pid: now.pid,
-                exit_status: exit.code,
-                exited_at: Some(Timestamp::from(exit.at)).into(),
-                ..Default::default()
-            };
-            self.tell(topics::TASK_DELETE_EVENT_TOPIC, &deleted);
-        }
+        self.lock().deleted = true;
+        let deleted = event::TaskDelete {
+            container_id: self.id.clone(),
+            pid: now.pid,
+            exit_status: exit.code,
+            exited_at: Some(Timestamp::from(exit.at)).into(),
+            ..Default::default()
+        };
+        self.tell(topics::TASK_DELETE_EVENT_TOPIC, &deleted);
         Ok((now.pid, exit))
+    }
+
+    /// Waits until no other of `pause`, `resume`, `delete` is under way. What has waited for the container's deletion is not
+    /// done: by its id the runtime may know another one by now.
+    async fn step(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, ShimError> {
+        let step = self.steps.lock().await;
+        if self.lock().deleted {
+            return Err(ShimError::NotFound(format!("container {}", self.id)));
+        }
+        Ok(step)
     }
 
     fn tell_end(&self, id: &str, pid: u32, exit: Exit) {
