@@ -34,6 +34,8 @@ struct Inner {
     shared: Shared,
     containers: Mutex<HashMap<String, Entry>>,
     ended: watch::Sender<bool>,
+    /// The end was asked for while there were containers, the last of which may be one that nobody wants any more.
+    asked: AtomicBool,
     /// No container is made any more.
     closed: AtomicBool,
 }
@@ -55,6 +57,7 @@ impl Service {
             shared,
             containers: Mutex::default(),
             ended: watch::Sender::new(false),
+            asked: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }))
     }
@@ -84,6 +87,8 @@ impl Service {
         if containers.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
+        // Who asked for the end before has not known of this one.
+        self.0.asked.store(false, Ordering::Relaxed);
         containers.insert(id.to_owned(), Entry::BeingMade { unwanted: false });
         Ok(Reserved { service: self, id })
     }
@@ -94,10 +99,19 @@ impl Service {
         if reserved.take(container.clone()) {
             // Who asked for it is gone: only the log tells.
             container.delete().await.inspect_err(|err| tracing::error!(container = request.id, %err, "it stays"))?;
-            self.lock().remove(&request.id);
+            self.forget_unwanted(&request.id);
             return Err(ShimError::State(format!("container {} was deleted while it was made", request.id)));
         }
         Ok(container.init.now().pid)
+    }
+
+    /// Takes away one that nobody wanted any more. containerd does not hear of that, so it does not ask for the end again.
+    fn forget_unwanted(&self, id: &str) {
+        let mut containers = self.lock();
+        containers.remove(id);
+        if containers.is_empty() && self.0.asked.load(Ordering::Relaxed) {
+            self.0.ended.send_replace(true);
+        }
     }
 
     /// Notes that a container that is being made is not wanted any more. containerd deletes it when its client goes away
@@ -136,8 +150,13 @@ impl Reserved<'_> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         let mut containers = self.service.lock();
-        if matches!(containers.get(self.id), Some(Entry::BeingMade { .. })) {
-            containers.remove(self.id);
+        match containers.get(self.id) {
+            Some(Entry::BeingMade { unwanted: false }) => drop(containers.remove(self.id)),
+            Some(Entry::BeingMade { unwanted: true }) => {
+                drop(containers);
+                self.service.forget_unwanted(self.id);
+            }
+            _ => {}
         }
     }
 }
@@ -309,6 +328,8 @@ impl Task for Service {
         // The other containers of the pod go on.
         if containers.is_empty() {
             self.0.ended.send_replace(true);
+        } else {
+            self.0.asked.store(true, Ordering::Relaxed);
         }
         drop(containers);
         Ok(api::Empty::default())
