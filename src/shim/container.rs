@@ -5,6 +5,7 @@
 //! told has happened: an exec's end comes after its result was written, the container's after its code was recorded.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -71,6 +72,8 @@ pub struct Shared {
 pub struct Container {
     id: String,
     bundle: PathBuf,
+    /// The bundle's directory itself: by its path there may be another one by now.
+    place: OwnedFd,
     shared: Shared,
     runtime: Runtime,
     owner: Owner,
@@ -117,6 +120,7 @@ impl Container {
             return Err(ShimError::Unimplemented("restore from a checkpoint".into()));
         }
         let options = Options::of(request.options.as_ref())?;
+        let place = record::open(&bundle)?;
         let config = record::Config::read(&bundle)?;
         let saved = options.saved(&shared.namespace, config.cgroups_path());
         saved.save(&bundle)?;
@@ -130,6 +134,7 @@ impl Container {
             id: request.id.clone(),
             runtime: Runtime::new(saved, &request.id, shared.debug, shared.reaper.clone()),
             bundle,
+            place,
             shared: shared.clone(),
             owner: Owner { uid: options.io_uid, gid: options.io_gid },
             init: Process::new("", stdio(&request.stdin, &request.stdout, &request.stderr, request.terminal)),
@@ -587,6 +592,12 @@ impl Container {
     pub fn running(&self) -> usize {
         let first = usize::from(self.init.now().phase != Phase::Stopped);
         first + self.lock().busy
+    }
+
+    /// Whether all has ended and the bundle is gone. A containerd that could not reach this shim in time has had the
+    /// container deleted without it, and will not ask for that here.
+    pub fn abandoned(&self) -> bool {
+        self.running() == 0 && record::is_gone(&self.place)
     }
 
     /// The bundle.

@@ -56,7 +56,7 @@ const SERVICES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task
 pub trait Host: Task + Send + Sync + 'static {
     /// Returns when containerd has asked for the end, and may have it.
     fn ended(&self) -> impl Future<Output = ()> + Send;
-    /// How many containers there are, those that have ended but are not deleted too.
+    /// How many containers there are, those too that have ended, until containerd has deleted them.
     fn containers(&self) -> usize;
     /// How many processes of containers have not ended.
     fn running(&self) -> usize;

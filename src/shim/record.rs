@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use chrono::{DateTime, Utc};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::ShimError;
@@ -75,6 +77,17 @@ impl Config {
     pub fn has_own_pid_namespace(&self) -> bool {
         self.linux.namespaces.iter().any(|namespace| namespace.kind == "pid" && namespace.path.is_empty())
     }
+}
+
+/// The directory of a bundle, to be looked at by [`is_gone`] later.
+pub fn open(bundle: &Path) -> Result<OwnedFd, ShimError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(bundle, flags, Mode::empty()).map_err(|errno| ShimError::io("open", bundle)(errno.into()))
+}
+
+/// Whether a directory has been removed.
+pub fn is_gone(directory: &OwnedFd) -> bool {
+    rustix::fs::fstat(directory).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
 /// An exec's id that a file can be named after.
@@ -167,6 +180,18 @@ mod tests {
         for bad in ["", ".", "..", "../x", "a/b", ".a", "a\0", "a\n", &long] {
             check_exec_id(bad).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_bundle_that_is_gone_is_not_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = dir.path().join("b");
+        std::fs::create_dir(&bundle).unwrap();
+        let first = open(&bundle).unwrap();
+        assert!(!is_gone(&first));
+        std::fs::remove_dir(&bundle).unwrap();
+        std::fs::create_dir(&bundle).unwrap();
+        assert!(is_gone(&first) && !is_gone(&open(&bundle).unwrap()));
     }
 
     #[test]

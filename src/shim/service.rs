@@ -72,6 +72,19 @@ impl Service {
         self.0.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Those that are still anybody's.
+    fn lock_live(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        let mut containers = self.lock();
+        containers.retain(|id, entry| {
+            let abandoned = matches!(entry, Entry::There(container) if container.abandoned());
+            if abandoned {
+                tracing::warn!(container = id, "containerd has deleted it without this shim: forgotten");
+            }
+            !abandoned
+        });
+        containers
+    }
+
     fn container(&self, id: &str) -> Result<Arc<Container>, ShimError> {
         match self.lock().get(id) {
             Some(Entry::There(container)) => Ok(container.clone()),
@@ -80,7 +93,7 @@ impl Service {
     }
 
     fn reserve<'a>(&'a self, id: &'a str) -> Result<Reserved<'a>, ShimError> {
-        let mut containers = self.lock();
+        let mut containers = self.lock_live();
         if self.0.closed.load(Ordering::Relaxed) {
             return Err(ShimError::State("the shim is ending".into()));
         }
@@ -107,7 +120,7 @@ impl Service {
 
     /// Takes away one that nobody wanted any more. containerd does not hear of that, so it does not ask for the end again.
     fn forget_unwanted(&self, id: &str) {
-        let mut containers = self.lock();
+        let mut containers = self.lock_live();
         containers.remove(id);
         if containers.is_empty() && self.0.asked.load(Ordering::Relaxed) {
             self.0.ended.send_replace(true);
@@ -324,7 +337,7 @@ impl Task for Service {
     }
 
     async fn shutdown(&self, _: &TtrpcContext, _: api::ShutdownRequest) -> ttrpc::Result<api::Empty> {
-        let containers = self.lock();
+        let containers = self.lock_live();
         // The other containers of the pod go on.
         if containers.is_empty() {
             self.0.ended.send_replace(true);
@@ -342,7 +355,7 @@ impl Host for Service {
     }
 
     fn containers(&self) -> usize {
-        self.lock().len()
+        self.lock_live().len()
     }
 
     fn running(&self) -> usize {
