@@ -7,6 +7,7 @@ mod census;
 mod cri;
 pub mod daemon;
 mod events;
+mod faults;
 mod load;
 mod order;
 mod reports;

@@ -1,16 +1,18 @@
 //! The Task service of a running shim, called without containerd: for what no client of containerd's asks.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use containerd_shim_protos::api::{
-    ConnectRequest, ConnectResponse, DeleteRequest, DeleteResponse, ExecProcessRequest, KillRequest, StartRequest,
-    StartResponse, StateRequest, StateResponse, WaitRequest, WaitResponse,
+    ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse, DeleteRequest, DeleteResponse,
+    ExecProcessRequest, KillRequest, Mount, PauseRequest, ResumeRequest, StartRequest, StartResponse, StateRequest,
+    StateResponse, StatsRequest, StatsResponse, WaitRequest, WaitResponse,
 };
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::shim::oci::Options;
 use containerd_shim_protos::ttrpc::{self, context};
 use serde_json::{Value, json};
 
@@ -148,6 +150,48 @@ impl Shim {
         let request =
             KillRequest { id: self.id.clone(), exec_id: exec.to_owned(), signal, all, ..KillRequest::default() };
         self.call::<_, containerd_shim_protos::api::Empty>("Kill", &request).map(drop)
+    }
+
+    /// `Create` in this shim, of a bundle whose root file system is another directory; `runtime` is the program that is run,
+    /// empty for the usual one. The pid.
+    pub fn create(&self, bundle: &Path, rootfs: &Path, runtime: &str) -> Answer<u32> {
+        let mount = Mount {
+            type_: "bind".to_owned(),
+            source: rootfs.display().to_string(),
+            options: vec!["rbind".to_owned()],
+            ..Mount::default()
+        };
+        let options = Options { binary_name: runtime.to_owned(), ..Options::default() };
+        let options = Any {
+            type_url: "containerd.runc.v1.Options".to_owned(),
+            value: options.write_to_bytes().expect("encode"),
+            ..Any::default()
+        };
+        let request = CreateTaskRequest {
+            id: self.id.clone(),
+            bundle: bundle.display().to_string(),
+            rootfs: vec![mount],
+            options: Some(options).into(),
+            ..CreateTaskRequest::default()
+        };
+        self.call::<_, CreateTaskResponse>("Create", &request).map(|answer| answer.pid)
+    }
+
+    /// `Pause`
+    pub fn pause(&self) -> Answer<()> {
+        let request = PauseRequest { id: self.id.clone(), ..PauseRequest::default() };
+        self.call::<_, containerd_shim_protos::api::Empty>("Pause", &request).map(drop)
+    }
+
+    /// `Resume`
+    pub fn resume(&self) -> Answer<()> {
+        let request = ResumeRequest { id: self.id.clone(), ..ResumeRequest::default() };
+        self.call::<_, containerd_shim_protos::api::Empty>("Resume", &request).map(drop)
+    }
+
+    /// `Stats`
+    pub fn stats(&self) -> Answer<StatsResponse> {
+        self.call("Stats", &StatsRequest { id: self.id.clone(), ..StatsRequest::default() })
     }
 
     /// The same for another container's id.

@@ -3,10 +3,13 @@
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::ptr;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit};
 
 use super::{Call, SysError, check};
 
@@ -304,6 +307,31 @@ pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
             unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) };
         }
         first = end.saturating_add(1);
+    }
+}
+
+/// How many descriptors this process was started to have at most, for the programs that it starts: what they run may list
+/// all that they may have, or use select(2), which can't count further than 1024.
+#[derive(Debug, Clone, Copy)]
+pub struct OpenFiles(Rlimit);
+
+impl OpenFiles {
+    /// Lets this process have as many descriptors as it may ever have (the hard limit). `None` if it could before, or where
+    /// that is refused.
+    pub fn raise() -> Option<OpenFiles> {
+        let before = rustix::process::getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: before.maximum, ..before };
+        let set = before != raised && rustix::process::setrlimit(Resource::Nofile, raised).is_ok();
+        set.then_some(OpenFiles(before))
+    }
+
+    /// The program that the command starts is to have no more than that.
+    pub fn give_back(self, command: &mut Command) {
+        let OpenFiles(before) = self;
+        let limit = move || Ok(rustix::process::setrlimit(Resource::Nofile, before)?);
+        // SAFETY: between fork and exec the closure makes one system call with a value of its own: it takes no lock and
+        // asks for no memory.
+        unsafe { command.pre_exec(limit) };
     }
 }
 

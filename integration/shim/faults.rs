@@ -1,0 +1,281 @@
+//! What goes wrong around a shim: a containerd that stands still or is impatient, clients that ask twice or go away, no threads
+//! and no descriptors to be had.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use containerd_shim_protos::ttrpc::Code;
+use containerd_shim_protos::types::task::Status;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::census;
+use super::daemon::{Containerd, Release, SOON, Task};
+use super::events::{Subscription, lines};
+use super::task_api;
+use crate::support::env::{binary, unique};
+use crate::support::{Cmd, wait_until};
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
+}
+
+fn pid_of(containerd: &Containerd) -> i32 {
+    let text = fs::read_to_string(containerd.run.join("containerd.pid")).expect("read the pid");
+    text.trim().parse().expect("a pid")
+}
+
+fn write_script(file: &Path, script: &str) {
+    fs::write(file, format!("#!/bin/sh\n{script}")).expect("write");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("chmod");
+}
+
+fn status(shim: &task_api::Shim) -> Status {
+    shim.state("").expect("state").status.enum_value().expect("a status")
+}
+
+/// A second container for a task's shim, which containerd knows nothing of: the root file system is the task's.
+struct Second {
+    shim: task_api::Shim,
+    bundle: PathBuf,
+    rootfs: PathBuf,
+    runtime: String,
+}
+
+impl Second {
+    fn of(task: &Task<'_>) -> Second {
+        let theirs = task.containerd.bundle(&task.id);
+        let id = unique("second");
+        let bundle = task.containerd.run.join("tmp").join(&id);
+        fs::create_dir_all(bundle.join("rootfs")).expect("mkdir");
+        let text = fs::read_to_string(theirs.join("config.json")).expect("read config.json");
+        let mut config: Value = serde_json::from_str(&text).expect("config.json is JSON");
+        config["linux"]["cgroupsPath"] = json!(format!("{}/{id}", task.containerd.cgroup));
+        fs::write(bundle.join("config.json"), config.to_string()).expect("write config.json");
+        let shim = task_api::Shim::of(task).for_container(&id);
+        Second { shim, bundle, rootfs: theirs.join("rootfs"), runtime: String::new() }
+    }
+
+    fn create(&self) -> task_api::Answer<u32> {
+        self.shim.create(&self.bundle, &self.rootfs, &self.runtime)
+    }
+}
+
+/// A containerd that stood still for a while found an end as often as the shim had tried to tell it, and told it so often.
+#[test]
+fn a_containerd_that_stood_still_tells_an_end_once() {
+    let containerd = Containerd::start(Release::C2);
+    let task = Task::idle(&containerd, &[]);
+    let events = Subscription::new(&containerd);
+    let (pid, daemon) = (task.pid(), pid_of(&containerd));
+    signal(daemon, Signal::STOP);
+    signal(pid, Signal::KILL);
+    thread::sleep(Duration::from_secs(12));
+    signal(daemon, Signal::CONT);
+    task.wait_status("STOPPED");
+    let all = events.during(Duration::from_secs(3));
+    let exits = all.iter().filter(|event| event.container() == task.id && event.topic == "/tasks/exit").count();
+    assert_eq!(exits, 1, "{}", lines(&all));
+    task.remove();
+}
+
+/// A second pause is refused; after that a container that was frozen was told as running.
+#[test]
+fn a_refused_pause_changes_nothing() {
+    let task = Task::idle(Containerd::shared(Release::C2), &[]);
+    let shim = task_api::Shim::of(&task);
+    shim.pause().expect("pause");
+    shim.pause().expect_err("it is paused");
+    assert_eq!(status(&shim), Status::PAUSED);
+    let (_, text) = shim.exec("x", &["true"]).expect_err("it is paused");
+    assert!(text.contains("cannot exec in a paused state"), "{text}");
+    shim.resume().expect("resume");
+    assert_eq!(status(&shim), Status::RUNNING);
+    assert_eq!(task.sh("exit 4").code, 4);
+}
+
+/// Of two who delete a container at once one does. The other asked the runtime again, when there was another container with
+/// the id by then: that was killed, and the shim forgot it.
+#[test]
+fn who_deletes_second_deletes_nothing() {
+    let task = Task::idle(Containerd::shared(Release::C2), &[]);
+    let mut second = Second::of(&task);
+    let (dir, file) = (second.bundle.display().to_string(), second.bundle.join("runtime"));
+    // Each deletion says that it is there, and waits.
+    let wait =
+        format!("n=1; [ -e {dir}/there1 ] && n=2; : >{dir}/there$n; while [ ! -e {dir}/go$n ]; do sleep 0.02; done");
+    write_script(&file, &format!("case \"$*\" in *' delete '*) {wait};; esac\nexec {} \"$@\"\n", binary().display()));
+    second.runtime = file.display().to_string();
+    second.create().expect("create");
+    thread::scope(|scope| {
+        let (one, other) = (second.shim.clone(), second.shim.clone());
+        let one = scope.spawn(move || one.delete(""));
+        wait_until("the first deletion", SOON, || second.bundle.join("there1").exists());
+        let other = scope.spawn(move || other.delete(""));
+        // Until it waits for the first.
+        thread::sleep(Duration::from_secs(1));
+        fs::write(second.bundle.join("go1"), "").expect("write");
+        assert_eq!(one.join().expect("join").expect("delete"), 137);
+        second.create().expect("create");
+        fs::write(second.bundle.join("go2"), "").expect("write");
+        let (code, text) = other.join().expect("join").expect_err("it was deleted");
+        assert_eq!(code, Code::NOT_FOUND, "{text}");
+    });
+    assert_eq!(status(&second.shim), Status::CREATED);
+    second.shim.start("").expect("start");
+    assert_eq!(status(&second.shim), Status::RUNNING);
+    second.shim.kill("", 9, false).expect("kill");
+    assert_eq!(second.shim.wait("").expect("wait"), 137);
+    second.shim.delete("").expect("delete");
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}
+
+/// A client that goes away while its container is made: containerd gives the container up, and asks the shim to end before it
+/// is made. The shim stayed for five minutes.
+#[test]
+fn a_shim_ends_whose_container_was_given_up() {
+    for release in Release::ALL {
+        let containerd = Containerd::shared(release);
+        let dir = containerd.run.join("tmp");
+        // The container is being made for as long as its logger is not ready.
+        let [there, go, program] = ["there", "go", "logger"].map(|name| dir.join(unique(name)));
+        let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
+        write_script(&program, &format!("{wait}\nexec 5>&-\ncat <&3\n"));
+        let id = unique("given-up");
+        let address = format!("binary://{}", program.display());
+        let ctr = containerd.run(&id, &["--detach", "--log-uri", &address], &["sleep", "1000"]).spawn();
+        wait_until("the logger", SOON, || there.exists());
+        ctr.signal(Signal::KILL);
+        ctr.wait();
+        wait_until("the end of the bundle", SOON, || !containerd.bundle(&id).exists());
+        fs::write(&go, "").expect("let the logger be ready");
+        wait_until("the end of the shim", SOON, || containerd.shims(Some(&id)).is_empty());
+        assert!(!census::socket_file(containerd, &id).exists(), "{release:?}");
+        containerd.ctr(["containers", "delete", &id]).run();
+        for file in [there, go, program] {
+            fs::remove_file(file).expect("remove a file");
+        }
+    }
+}
+
+/// A containerd that starts gives a shim five seconds to answer, then has its container deleted without it. The shim kept it
+/// for ever, and the next container with the id, which has the same socket, was refused as already there.
+#[test]
+fn a_container_that_was_deleted_without_its_shim() {
+    let containerd = Containerd::start(Release::C2);
+    let task = Task::idle(&containerd, &[]);
+    let (id, shim) = (task.id.clone(), containerd.shims(Some(&task.id))[0]);
+    containerd.kill(Signal::KILL);
+    signal(shim, Signal::STOP);
+    containerd.launch();
+    wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&id).exists());
+    signal(shim, Signal::CONT);
+    assert_eq!(task.status(), "");
+    containerd.ctr(["containers", "delete", &id]).run().expect(0);
+    // The deletion killed it; the shim hears of that now.
+    thread::sleep(Duration::from_secs(1));
+    containerd.run(&id, &["--detach", "--null-io"], &["sleep", "1000"]).run().expect(0);
+    assert_eq!(containerd.shims(Some(&id)), [shim]);
+    assert_eq!(task.sh("exit 5").code, 5);
+    task.remove();
+    wait_until("the end of the shim", SOON, || containerd.shims(Some(&id)).is_empty());
+}
+
+/// The same without a next container: the shim ends by itself.
+#[test]
+#[ignore = "six minutes"]
+fn a_shim_ends_whose_container_was_deleted_without_it() {
+    let containerd = Containerd::start(Release::C2);
+    let task = Task::idle(&containerd, &[]);
+    let (id, shim) = (task.id.clone(), containerd.shims(Some(&task.id))[0]);
+    containerd.kill(Signal::KILL);
+    signal(shim, Signal::STOP);
+    containerd.launch();
+    wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&id).exists());
+    signal(shim, Signal::CONT);
+    let limit = Duration::from_secs(400);
+    wait_until("the end of the shim", limit, || containerd.shims(Some(&id)).is_empty());
+    assert!(!census::socket_file(&containerd, &id).exists());
+    containerd.ctr(["containers", "delete", &id]).run().expect(0);
+    std::mem::forget(task);
+}
+
+/// A cgroup that can have no more processes, with a shim in it. It is emptied and removed in the end.
+struct Full<'a>(&'a Containerd, PathBuf);
+
+impl Full<'_> {
+    fn of<'a>(task: &Task<'a>, shim: i32) -> Full<'a> {
+        let group = format!("/sys/fs/cgroup/pids{}/{}", task.containerd.cgroup, unique("full"));
+        let full = Full(task.containerd, group.into());
+        fs::create_dir(&full.1).expect("make a cgroup");
+        fs::write(full.1.join("cgroup.procs"), shim.to_string()).expect("move the shim");
+        full
+    }
+
+    fn limit(&self, limit: &str) {
+        fs::write(self.1.join("pids.max"), limit).expect("set a limit");
+    }
+}
+
+impl Drop for Full<'_> {
+    fn drop(&mut self) {
+        self.limit("max");
+        let above = format!("/sys/fs/cgroup/pids{}/cgroup.procs", self.0.cgroup);
+        for pid in fs::read_to_string(self.1.join("cgroup.procs")).unwrap_or_default().lines() {
+            // It may have ended.
+            let _ = fs::write(&above, pid);
+        }
+        wait_until("the cgroup is removed", SOON, || fs::remove_dir(&self.1).is_ok());
+    }
+}
+
+/// Where no thread can be had a request fails, and the next one does not notice. A container's id was taken for ever, and who
+/// asked for metrics was never answered.
+#[test]
+fn without_threads_requests_fail() {
+    let task = Task::idle(Containerd::shared(Release::C2), &[]);
+    let shim = task_api::Shim::of(&task);
+    let pid = task.containerd.shims(Some(&task.id))[0];
+    let second = Second::of(&task);
+    let full = Full::of(&task, pid);
+    full.limit("1");
+    // Threads that have no work end within a second.
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).expect("threads").count();
+    wait_until("one thread", SOON, || threads() == 1);
+    let (_, text) = shim.stats().expect_err("there is no thread");
+    assert!(text.contains("start a thread"), "{text}");
+    let (_, text) = second.create().expect_err("there is no thread");
+    assert!(text.contains("start a thread"), "{text}");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    assert!(!mounts.contains(&second.bundle.display().to_string()), "{mounts}");
+    full.limit("max");
+    shim.stats().expect("stats");
+    second.create().expect("create");
+    assert_eq!(second.shim.delete("").expect("delete"), 137);
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}
+
+/// systemd gives containerd 1024 descriptors, and more if it asks, which Go's programs do. Ours had no descriptors left for
+/// more than a hundred processes with streams. The programs that it starts have what was given.
+#[test]
+fn a_shim_has_all_descriptors_that_it_may() {
+    let containerd = Containerd::start(Release::C2);
+    let pid = pid_of(&containerd).to_string();
+    Cmd::new("prlimit").args(["--nofile=150:5000", "--pid", &pid]).ok();
+    let task = Task::idle(&containerd, &[]);
+    let all: Vec<_> =
+        (0..20).map(|n| (n, task.exec(&[], &["sh", "-c", &format!("sleep 3; exit {n}")]).spawn())).collect();
+    for (n, one) in all {
+        one.wait().expect(n);
+    }
+    let mut second = Second::of(&task);
+    let (told, file) = (second.bundle.join("limits"), second.bundle.join("runtime"));
+    write_script(&file, &format!("echo $(ulimit -Sn; ulimit -Hn) >{}\nexit 1\n", told.display()));
+    second.runtime = file.display().to_string();
+    second.create().expect_err("the runtime does nothing");
+    assert_eq!(fs::read_to_string(told).expect("read the limits"), "150 5000\n");
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}
