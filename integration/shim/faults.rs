@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use containerd_shim_protos::ttrpc::Code;
 use containerd_shim_protos::types::task::Status;
@@ -277,5 +277,54 @@ fn a_shim_has_all_descriptors_that_it_may() {
     second.runtime = file.display().to_string();
     second.create().expect_err("the runtime does nothing");
     assert_eq!(fs::read_to_string(told).expect("read the limits"), "150 5000\n");
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}
+
+/// The result of an exec that changed a million files was read on the thread that serves everybody: for as long as that took
+/// nobody was answered.
+#[test]
+fn a_long_result_keeps_nobody_waiting() {
+    let containerd = Containerd::shared(Release::C2);
+    let task = Task::idle(containerd, &[]);
+    let shim = task_api::Shim::of(&task);
+    // A result as it is written, but long.
+    shim.exec("real", &["sh", "-c", "echo >/x"]).expect("exec");
+    shim.start("real").expect("start");
+    assert_eq!(shim.wait("real").expect("wait"), 0);
+    let real = fs::read(containerd.bundle(&task.id).join("shim/real.json")).expect("read a result");
+    let mut long: Value = serde_json::from_slice(&real).expect("a result is JSON");
+    let change = long["changes"][0].clone();
+    long["changes"] = vec![change; 600_000].into();
+    let mut second = Second::of(&task);
+    let [document, file] = ["long.json", "runtime"].map(|name| second.bundle.join(name));
+    fs::write(&document, long.to_string()).expect("write");
+    // In the place of an exec's supervisor is one that has it already.
+    let options = "while [ $# -gt 0 ]; do case $1 in --pid-file) pid=$2;; --result) result=$2;; esac; shift; done";
+    let exec = format!("{options}; mv {} $result; sleep 0.5 & echo $! >$pid; exit 0", document.display());
+    write_script(&file, &format!("case \"$*\" in *' exec '*) {exec};; esac\nexec {} \"$@\"\n", binary().display()));
+    second.runtime = file.display().to_string();
+    second.create().expect("create");
+    let events = Subscription::new(containerd);
+    second.shim.exec_of(&second.bundle, "long", &["true"]).expect("exec");
+    second.shim.start("long").expect("start");
+    let waiting = thread::spawn({
+        let shim = second.shim.clone();
+        move || shim.wait("long")
+    });
+    let mut longest = Duration::ZERO;
+    while !waiting.is_finished() {
+        let asked = Instant::now();
+        shim.connect().expect("connect");
+        longest = longest.max(asked.elapsed());
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(waiting.join().expect("join").expect("wait"), 0);
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
+    // It is told all the same, before the end.
+    let told = events.during(Duration::from_secs(1));
+    let topics: Vec<&str> = told.iter().map(|event| event.topic.as_str()).collect();
+    let ours = |topic: &&&str| ["/agentsbx/exec-result", "/tasks/exit"].contains(*topic);
+    assert_eq!(topics.iter().filter(ours).copied().collect::<Vec<_>>(), ["/agentsbx/exec-result", "/tasks/exit"]);
+    second.shim.delete("").expect("delete");
     fs::remove_dir_all(&second.bundle).expect("remove the bundle");
 }

@@ -101,6 +101,11 @@ impl Shim {
         self.call::<_, containerd_shim_protos::api::Empty>("Exec", &request).map(drop)
     }
 
+    /// `Exec` for a container of this bundle.
+    pub fn exec_of(&self, bundle: &Path, exec: &str, args: &[&str]) -> Answer<()> {
+        Shim { bundle: bundle.to_owned(), ..self.clone() }.exec(exec, args)
+    }
+
     fn exec_request(&self, exec: &str, args: &[&str], stdout: &str) -> ExecProcessRequest {
         let config = fs::read(self.bundle.join("config.json")).expect("read config.json");
         let config: Value = serde_json::from_slice(&config).expect("config.json is JSON");

@@ -5,6 +5,8 @@
 //! told has happened: an exec's end comes after its result was written, the container's after its code was recorded.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -34,7 +36,7 @@ use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
 use super::thread::blocking;
-use crate::report;
+use crate::report::{self, ExecResult};
 use crate::terms::EndKind;
 
 /// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
@@ -49,6 +51,8 @@ const LOST: Duration = Duration::from_secs(2);
 /// How often is looked for an exec that is being started, at first and at last.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOK_LAST: Duration = Duration::from_millis(500);
+/// A result of so many bytes is read at once.
+const SHORT: u64 = 64 << 10;
 /// SIGKILL.
 const KILL: u32 = Signal::KILL.as_raw().unsigned_abs();
 /// Where a container's files of the shim are, below its bundle.
@@ -457,8 +461,8 @@ impl Container {
         let Ok(exit) = end.await else { return };
         let exec = &busy.exec;
         let (_, result) = self.exec_files(&exec.id);
-        match std::fs::File::open(&result) {
-            Ok(document) => match report::exec_result(document, &self.bundle) {
+        match File::open(&result) {
+            Ok(document) => match self.read_result(document, &result).await {
                 Ok(result) => {
                     if result.end.kind == EndKind::Oom {
                         self.look_at_memory(Some(begun)).await;
@@ -475,6 +479,17 @@ impl Container {
         }
         self.tell_end(&exec.id, exec.now().pid, exit);
         exec.ended(exit);
+    }
+
+    /// The result that a document at `path` has. One of a million paths takes a second to read, in which nobody would be served.
+    async fn read_result(&self, document: File, path: &Path) -> Result<ExecResult, ShimError> {
+        let is_short = document.metadata().is_ok_and(|meta| meta.len() <= SHORT);
+        let (bundle, path) = (self.bundle.clone(), path.to_owned());
+        let read = move || {
+            let result = report::exec_result(document, &bundle);
+            result.map_err(|err| ShimError::io("read", path)(io::Error::other(err)))
+        };
+        if is_short { read() } else { blocking(read).await }
     }
 
     /// Where the runtime writes an exec's pid and its result. The pid file's name is the exec's alias in the runtime.
