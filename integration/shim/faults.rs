@@ -328,3 +328,32 @@ fn a_long_result_keeps_nobody_waiting() {
     second.shim.delete("").expect("delete");
     fs::remove_dir_all(&second.bundle).expect("remove the bundle");
 }
+
+/// A runtime that does not come back from starting an exec is not waited for longer than a minute once the container has ended.
+/// It stayed for good, and the end was told ten seconds later.
+#[test]
+#[ignore = "a minute"]
+fn a_runtime_that_hangs_is_ended_with_its_container() {
+    let task = Task::idle(Containerd::shared(Release::C2), &[]);
+    let mut second = Second::of(&task);
+    let [file, there] = ["runtime", "pid"].map(|name| second.bundle.join(name));
+    let hang = format!("echo $$ >{}; exec sleep 1000", there.display());
+    write_script(&file, &format!("case \"$*\" in *' exec '*) {hang};; esac\nexec {} \"$@\"\n", binary().display()));
+    second.runtime = file.display().to_string();
+    second.create().expect("create");
+    second.shim.start("").expect("start");
+    second.shim.exec_of(&second.bundle, "hangs", &["true"]).expect("exec");
+    let pid = || fs::read_to_string(&there).unwrap_or_default().trim().to_owned();
+    thread::scope(|scope| {
+        // Its answer may come when nobody waits for it any more.
+        scope.spawn(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| second.shim.start("hangs"))));
+        wait_until("the runtime", SOON, || !pid().is_empty());
+        second.shim.kill("", 9, false).expect("kill");
+        let stopped = || status(&second.shim) == Status::STOPPED;
+        wait_until("the end", Duration::from_secs(66), stopped);
+    });
+    assert!(!Path::new("/proc").join(pid()).exists(), "{}", pid());
+    assert_eq!(second.shim.wait("").expect("wait"), 137);
+    assert_eq!(second.shim.delete("").expect("delete"), 137);
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}

@@ -266,7 +266,7 @@ impl Container {
         let Ok(exit) = end.await else { return };
         // Its start is told first, if that comes at all: a runtime that hangs must not keep the end from being told.
         if timeout(LAST_WORDS, self.starting.lock()).await.is_err() {
-            tracing::error!(container = self.id, "the runtime does not come back from its start");
+            self.runtime.give_up_starts();
         }
         {
             let mut state = self.lock();
@@ -340,6 +340,7 @@ impl Container {
             return;
         }
         self.kill_supervisors();
+        self.runtime.give_up_starts();
         if timeout(DEATH, idle).await.is_err() {
             tracing::error!(container = self.id, "an exec cannot be ended");
         }

@@ -9,8 +9,11 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal};
+use tokio::sync::Notify;
 
 use super::ShimError;
 use super::io::ChildStdio;
@@ -24,6 +27,9 @@ const OUTPUT_MAX: u64 = 4 << 20;
 /// The longest message that containerd is told, bytes.
 const MESSAGE_MAX: usize = 16 << 10;
 
+/// The verbs that start a process.
+const STARTS: [&str; 2] = ["start", "exec"];
+
 /// Calls the runtime for one container.
 #[derive(Debug, Clone)]
 pub struct Runtime {
@@ -31,6 +37,7 @@ pub struct Runtime {
     id: String,
     debug: bool,
     reaper: Reaper,
+    given_up: Arc<Notify>,
 }
 
 /// A file in memory that is not inherited; a child opens it by its path.
@@ -70,7 +77,12 @@ impl Memory {
 impl Runtime {
     /// For the container `id`.
     pub fn new(saved: Saved, id: &str, debug: bool, reaper: Reaper) -> Runtime {
-        Runtime { saved, id: id.to_owned(), debug, reaper }
+        Runtime { saved, id: id.to_owned(), debug, reaper, given_up: Arc::default() }
+    }
+
+    /// Kills the calls under way that would start a process: `start` and `exec` of a container that has ended.
+    pub fn give_up_starts(&self) {
+        self.given_up.notify_waiters();
     }
 
     /// `create`: makes the container, whose first process waits for `start`. Its pid is in `pid_file`.
@@ -247,8 +259,19 @@ impl Runtime {
         let started = self.reaper.spawn(&mut command);
         // The command holds the streams that the child has got: they must not be open here while it runs.
         drop(command);
-        let (_, end) = started.map_err(ShimError::io("start the runtime", &self.saved.runtime))?;
-        let Ok(exit) = end.await else { return Err(ShimError::State("the shim is ending".into()).into()) };
+        let (pid, mut end) = started.map_err(ShimError::io("start the runtime", &self.saved.runtime))?;
+        let ended = tokio::select! {
+            biased;
+            ended = &mut end => ended,
+            () = self.given_up.notified(), if STARTS.contains(&verb) => {
+                tracing::error!(container = self.id, verb, "the runtime does not come back: killed");
+                // Its end was looked for just now, so it is still the same process.
+                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+                let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+                end.await
+            }
+        };
+        let Ok(exit) = ended else { return Err(ShimError::State("the shim is ending".into()).into()) };
         match exit.code {
             0 => Ok(()),
             code => Err(last_error(&log.text()).map_or(Failed::Silent(code), Failed::Told)),
