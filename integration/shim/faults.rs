@@ -184,9 +184,9 @@ fn a_container_that_was_deleted_without_its_shim() {
     wait_until("the end of the shim", SOON, || containerd.shims(Some(&id)).is_empty());
 }
 
-/// The same without a next container: the shim ends by itself.
+/// The same without a next container: the shim ends by itself, although containerd stays connected.
 #[test]
-#[ignore = "six minutes"]
+#[ignore = "a minute"]
 fn a_shim_ends_whose_container_was_deleted_without_it() {
     let containerd = Containerd::start(Release::C2);
     let task = Task::idle(&containerd, &[]);
@@ -196,8 +196,7 @@ fn a_shim_ends_whose_container_was_deleted_without_it() {
     containerd.launch();
     wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&id).exists());
     signal(shim, Signal::CONT);
-    let limit = Duration::from_secs(400);
-    wait_until("the end of the shim", limit, || containerd.shims(Some(&id)).is_empty());
+    wait_until("the end of the shim", Duration::from_secs(75), || containerd.shims(Some(&id)).is_empty());
     assert!(!census::socket_file(&containerd, &id).exists());
     containerd.ctr(["containers", "delete", &id]).run().expect(0);
     std::mem::forget(task);

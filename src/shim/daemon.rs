@@ -182,7 +182,7 @@ async fn run<H: Host>(
 
     tokio::select! {
         () = host.ended() => tracing::info!("the last container is gone"),
-        () = idle(setup.idle, || connections.open() > 0 || host.containers() > 0) => {
+        () = idle(setup.idle, || host.containers() > 0 || connections.open() > 0) => {
             tracing::info!("no container and no connection for {} s", setup.idle.as_secs());
         }
         () = stopped(&*host, &mut terminate, &mut interrupt) => tracing::info!("nothing runs: ended by a signal"),

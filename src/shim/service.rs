@@ -355,7 +355,13 @@ impl Host for Service {
     }
 
     fn containers(&self) -> usize {
-        self.lock_live().len()
+        let before = self.lock().len();
+        let live = self.lock_live().len();
+        if live == 0 && before > 0 {
+            // The last was deleted without this shim, which nobody asks to end then, though containerd may stay connected.
+            self.0.ended.send_replace(true);
+        }
+        live
     }
 
     fn running(&self) -> usize {
