@@ -560,12 +560,13 @@ impl Container {
         let before = std::mem::replace(&mut self.lock().paused, Status::PAUSING);
         let paused = self.runtime.pause().await;
         let mut state = self.lock();
-        state.paused = match paused {
-            _ if state.closed => Status::RUNNING,
-            Ok(()) => Status::PAUSED,
-            // One that is paused stays so.
-            Err(_) => before,
-        };
+        // One that is paused stays so when that is refused.
+        state.paused = if paused.is_ok() { Status::PAUSED } else { before };
+        if state.closed {
+            // Its end is told, or about to be: nothing comes after that.
+            state.paused = Status::RUNNING;
+            return Err(paused.err().unwrap_or(ShimError::Finished));
+        }
         drop(state);
         paused?;
         let container_id = self.id.clone();
