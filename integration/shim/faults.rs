@@ -16,6 +16,7 @@ use super::census;
 use super::daemon::{Containerd, Release, SOON, Task};
 use super::events::{Subscription, lines};
 use super::task_api;
+use crate::support::cmd::Running;
 use crate::support::env::{binary, unique};
 use crate::support::{Cmd, wait_until};
 
@@ -97,6 +98,36 @@ fn a_refused_pause_changes_nothing() {
     assert_eq!(task.sh("exit 4").code, 4);
 }
 
+/// A pause that the end overtakes was told after the end: for Docker the container was then paused for good.
+#[test]
+fn no_pause_is_told_after_the_end() {
+    let task = Task::idle(Containerd::shared(Release::C2), &[]);
+    let mut second = Second::of(&task);
+    let [file, there, go] = ["runtime", "there", "go"].map(|name| second.bundle.join(name));
+    let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done; exit 0", there.display(), go.display());
+    write_script(&file, &format!("case \"$*\" in *' pause '*) {wait};; esac\nexec {} \"$@\"\n", binary().display()));
+    second.runtime = file.display().to_string();
+    second.create().expect("create");
+    second.shim.start("").expect("start");
+    let id = second.bundle.file_name().expect("a name").to_string_lossy().into_owned();
+    let events = Subscription::new(task.containerd);
+    thread::scope(|scope| {
+        let pausing = scope.spawn(|| second.shim.pause());
+        wait_until("the pause", SOON, || there.exists());
+        second.shim.kill("", 9, false).expect("kill");
+        assert_eq!(second.shim.wait("").expect("wait"), 137);
+        fs::write(&go, "").expect("let it come back");
+        let (code, text) = pausing.join().expect("join").expect_err("it has ended");
+        assert_eq!(code, Code::NOT_FOUND, "{text}");
+    });
+    assert_eq!(status(&second.shim), Status::STOPPED);
+    let told = events.during(Duration::from_secs(1));
+    let mine = told.iter().filter(|event| event.container() == id).map(|event| event.topic.as_str());
+    assert_eq!(mine.collect::<Vec<_>>(), ["/tasks/exit"], "{}", lines(&told));
+    second.shim.delete("").expect("delete");
+    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
+}
+
 /// Of two who delete a container at once one does. The other asked the runtime again, when there was another container with
 /// the id by then: that was killed, and the shim forgot it.
 #[test]
@@ -133,32 +164,71 @@ fn who_deletes_second_deletes_nothing() {
     fs::remove_dir_all(&second.bundle).expect("remove the bundle");
 }
 
+/// A container that is being made for as long as its logger is not ready, by a client that waits for it.
+struct Making {
+    id: String,
+    client: Running,
+    files: [PathBuf; 3],
+}
+
+impl Making {
+    fn of(containerd: &Containerd) -> Making {
+        let dir = containerd.run.join("tmp");
+        let files = ["there", "go", "logger"].map(|name| dir.join(unique(name)));
+        let [there, go, program] = &files;
+        let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
+        write_script(program, &format!("{wait}\nexec 5>&-\ncat <&3\n"));
+        let id = unique("making");
+        let address = format!("binary://{}", program.display());
+        let client = containerd.run(&id, &["--detach", "--log-uri", &address], &["sleep", "1000"]).spawn();
+        wait_until("the logger", SOON, || there.exists());
+        Making { id, client, files }
+    }
+
+    /// Lets it be made; its shim must end then, and its bundle be gone.
+    fn assert_ends(&self, containerd: &Containerd) {
+        fs::write(&self.files[1], "").expect("let the logger be ready");
+        wait_until("the end of the shim", SOON, || containerd.shims(Some(&self.id)).is_empty());
+        assert!(!census::socket_file(containerd, &self.id).exists(), "{:?}", containerd.release);
+    }
+
+    fn remove(self, containerd: &Containerd) {
+        wait_until("the end of the bundle", SOON, || !containerd.bundle(&self.id).exists());
+        self.client.wait();
+        containerd.ctr(["containers", "delete", &self.id]).run();
+        for file in self.files {
+            fs::remove_file(file).expect("remove a file");
+        }
+    }
+}
+
 /// A client that goes away while its container is made: containerd gives the container up, and asks the shim to end before it
 /// is made. The shim stayed for five minutes.
 #[test]
 fn a_shim_ends_whose_container_was_given_up() {
     for release in Release::ALL {
         let containerd = Containerd::shared(release);
-        let dir = containerd.run.join("tmp");
-        // The container is being made for as long as its logger is not ready.
-        let [there, go, program] = ["there", "go", "logger"].map(|name| dir.join(unique(name)));
-        let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
-        write_script(&program, &format!("{wait}\nexec 5>&-\ncat <&3\n"));
-        let id = unique("given-up");
-        let address = format!("binary://{}", program.display());
-        let ctr = containerd.run(&id, &["--detach", "--log-uri", &address], &["sleep", "1000"]).spawn();
-        wait_until("the logger", SOON, || there.exists());
-        ctr.signal(Signal::KILL);
-        ctr.wait();
-        wait_until("the end of the bundle", SOON, || !containerd.bundle(&id).exists());
-        fs::write(&go, "").expect("let the logger be ready");
-        wait_until("the end of the shim", SOON, || containerd.shims(Some(&id)).is_empty());
-        assert!(!census::socket_file(containerd, &id).exists(), "{release:?}");
-        containerd.ctr(["containers", "delete", &id]).run();
-        for file in [there, go, program] {
-            fs::remove_file(file).expect("remove a file");
-        }
+        let making = Making::of(containerd);
+        making.client.signal(Signal::KILL);
+        wait_until("the end of the bundle", SOON, || !containerd.bundle(&making.id).exists());
+        making.assert_ends(containerd);
+        making.remove(containerd);
     }
+}
+
+/// A containerd that is ended itself may give the container up and not come to asking the shim to end. The next containerd
+/// connects to that, and it stayed, without a container, and the bundle with it.
+#[test]
+fn a_shim_ends_whose_container_was_given_up_and_that_nobody_asks_to() {
+    let containerd = Containerd::start(Release::C16);
+    let making = Making::of(&containerd);
+    let shim = task_api::Shim::at(&containerd, &making.id);
+    signal(pid_of(&containerd), Signal::STOP);
+    let (code, text) = shim.delete("").expect_err("it is being made");
+    assert_eq!(code, Code::NOT_FOUND, "{text}");
+    making.assert_ends(&containerd);
+    signal(pid_of(&containerd), Signal::CONT);
+    making.remove(&containerd);
 }
 
 /// A containerd that starts gives a shim five seconds to answer, then has its container deleted without it. The shim kept it

@@ -34,8 +34,6 @@ struct Inner {
     shared: Shared,
     containers: Mutex<HashMap<String, Entry>>,
     ended: watch::Sender<bool>,
-    /// The end was asked for while there were containers, the last of which may be one that nobody wants any more.
-    asked: AtomicBool,
     /// No container is made any more.
     closed: AtomicBool,
 }
@@ -57,7 +55,6 @@ impl Service {
             shared,
             containers: Mutex::default(),
             ended: watch::Sender::new(false),
-            asked: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }))
     }
@@ -100,8 +97,6 @@ impl Service {
         if containers.contains_key(id) {
             return Err(ShimError::AlreadyExists(id.to_owned()));
         }
-        // Who asked for the end before has not known of this one.
-        self.0.asked.store(false, Ordering::Relaxed);
         containers.insert(id.to_owned(), Entry::BeingMade { unwanted: false });
         Ok(Reserved { service: self, id })
     }
@@ -118,11 +113,12 @@ impl Service {
         Ok(container.init.now().pid)
     }
 
-    /// Takes away one that nobody wanted any more. containerd does not hear of that, so it does not ask for the end again.
+    /// Takes away one that nobody wanted any more. With the last one this ends: containerd has asked for that already, when
+    /// there still was one, or was itself ended before it could.
     fn forget_unwanted(&self, id: &str) {
         let mut containers = self.lock_live();
         containers.remove(id);
-        if containers.is_empty() && self.0.asked.load(Ordering::Relaxed) {
+        if containers.is_empty() {
             self.0.ended.send_replace(true);
         }
     }
@@ -341,8 +337,6 @@ impl Task for Service {
         // The other containers of the pod go on.
         if containers.is_empty() {
             self.0.ended.send_replace(true);
-        } else {
-            self.0.asked.store(true, Ordering::Relaxed);
         }
         drop(containers);
         Ok(api::Empty::default())
