@@ -291,6 +291,46 @@ pub fn cover_directories_in_child() -> Result<(), SysError> {
     Ok(())
 }
 
+/// What is shown while the command line is hidden.
+const SHOWN: &[u8] = b"agentsbx init";
+
+/// While it lives, `/proc/PID/cmdline` of this process, and for good that of children which are forked meanwhile, does not show
+/// the arguments that the program was started with: anybody in the pid namespace of a child may read them, and they are paths
+/// of the host. Nobody may ask for the arguments meanwhile, nor in a child.
+#[derive(Debug)]
+pub struct HiddenCommandLine {
+    arguments: &'static mut [u8],
+    before: Vec<u8>,
+}
+
+impl HiddenCommandLine {
+    /// Hides it. The caller must be single-threaded, and has no other one.
+    pub fn hide() -> HiddenCommandLine {
+        unsafe extern "C" {
+            /// What the C library keeps of the first argument (glibc and musl).
+            static program_invocation_name: *mut libc::c_char;
+        }
+        let length: usize = std::env::args_os().map(|arg| arg.len() + 1).sum();
+        // SAFETY: the kernel has laid the arguments one behind the other (execve(2)), each with a NUL, from the first on,
+        // which the C library's pointer was set to and nobody here sets again. So as many bytes as they have in all are
+        // theirs, for as long as the program runs. They are the program's to write, and by the contract nobody else looks
+        // at them meanwhile.
+        let arguments = unsafe { std::slice::from_raw_parts_mut(program_invocation_name.cast::<u8>(), length) };
+        let before = arguments.to_vec();
+        arguments.fill(0);
+        // The last byte stays NUL: else the kernel shows what is behind it, too (proc_pid_cmdline(5)).
+        let shown = SHOWN.len().min(length.saturating_sub(1));
+        arguments[..shown].copy_from_slice(&SHOWN[..shown]);
+        HiddenCommandLine { arguments, before }
+    }
+}
+
+impl Drop for HiddenCommandLine {
+    fn drop(&mut self) {
+        self.arguments.copy_from_slice(&self.before);
+    }
+}
+
 /// Closes every descriptor from 3 on that this child has from its parent, but `keep`; no value in the child may use
 /// one of them again. Without close_range(2) they stay open, as they would have without the call.
 pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
