@@ -26,13 +26,13 @@ pub fn raise() {
 
 /// The limit that a child has to get back, if this process has another.
 fn to_give_back() -> Option<Rlimit> {
-    BEFORE.get().filter(|before| before.current != before.maximum).cloned()
+    BEFORE.get().filter(|before| before.current != before.maximum).copied()
 }
 
 /// Has the program of `command` start with the limit from before [`raise`].
 pub fn give_back(command: &mut Command) {
     let Some(before) = to_give_back() else { return };
-    let lower = move || Ok(setrlimit(Resource::Nofile, before.clone())?);
+    let lower = move || Ok(setrlimit(Resource::Nofile, before)?);
     // SAFETY: between fork and exec only async-signal-safe things may be done. This is one system call, without allocation
     // or lock; the error is made of its number.
     unsafe { command.pre_exec(lower) };
