@@ -4,6 +4,10 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 
+# Scripts and tests look for binaries there, wherever else the caller has cargo build.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+unexport CARGO_BUILD_TARGET
+
 .PHONY: clean help setup demo check test soak suite test-vm bench install uninstall docs schema
 
 help:

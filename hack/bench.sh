@@ -15,6 +15,8 @@ if [ "$(id -u)" != 0 ]; then
     echo "make bench needs root: it makes containers" >&2
     exit 1
 fi
+export CARGO_TARGET_DIR="$PWD/target"
+unset CARGO_BUILD_TARGET
 cargo build --quiet --example bench
 case " $* " in
 *" --list "* | *" --help "*)

@@ -65,7 +65,7 @@ flock 9
 "$here/images.sh" busybox
 "$here/containerd-suite/get.sh" target/suite target/containerd/2/version
 if [ -z "${AGENTSBX_BIN:-}" ]; then
-    cargo build --quiet --bins
+    env -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$PWD/target" cargo build --quiet --bins
     AGENTSBX_BIN=target/debug/agentsbx
 fi
 

@@ -8,7 +8,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "make demo needs root: it makes a container" >&2
     exit 1
 fi
-(cd "$root" && cargo build --bin agentsbx)
+(cd "$root" && env -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$root/target" cargo build --bin agentsbx)
 "$here/images.sh" busybox
 
 # Everything that the demonstration makes is below here, but for its sockets and cgroups.

@@ -1,8 +1,11 @@
 //! What of the host and of the runtime could be seen from inside: descriptors, processes, files, working directories.
 
+use std::time::Duration;
+
 use super::host::Canary;
 use super::lab::{ASKS, Asks, PLACES, Place, at, hostile, outcomes, serving, strict};
-use crate::support::Env;
+use crate::support::bundle::Bundle;
+use crate::support::{Env, wait_until};
 
 /// Only the three streams are open, in the first process and in execs, and pid 1 of an exec has no more.
 #[test]
@@ -38,6 +41,26 @@ fn no_process_of_the_host_is_visible() {
             let names: Vec<&str> = output.stdout.lines().filter_map(|l| l.split(' ').nth(2)).collect();
             let own = names.iter().all(|name| *name == "attack");
             assert!(own && (1..=3).contains(&names.len()), "{asks:?} {place:?}: {}", output.both());
+        }
+    }
+}
+
+/// What is in the container's pid namespace before it is the command, of a container that waits or of an exec that begins,
+/// shows no argument of the runtime's: they are paths of the host.
+#[test]
+fn no_argument_of_the_runtime_is_visible() {
+    for profile in ["strict", "oci"] {
+        let env = Env::with_config(&format!("profile = '{profile}'\n"));
+        let script = "while :; do cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; done 2>/dev/null";
+        let bundle = Bundle::new(&env, ["sh", "-c", script]);
+        bundle.start();
+        let seen = || std::fs::read_to_string(bundle.dir.join("out")).expect("read");
+        wait_until("an exec that begins", Duration::from_secs(60), || {
+            bundle.sh("true").expect(0);
+            seen().contains("agentsbx init")
+        });
+        for word in ["--root", "exec", &env.root.display().to_string()] {
+            assert!(!seen().lines().any(|line| line == word), "{profile}: {word} was seen");
         }
     }
 }

@@ -192,6 +192,42 @@ fn a_hundred_execs_leave_no_files() {
     assert!(descriptors() <= first + 1, "{} descriptors, then {}", first, descriptors());
 }
 
+/// systemd gives a service 1024 descriptors unless it asks for more, and from 2.0 on containerd's unit does not: a pod with some
+/// hundred processes had "too many open files", though the shim may have as many as it likes. What it starts keeps the limit.
+#[test]
+fn a_shim_has_as_many_descriptors_as_it_may() {
+    let containerd = Containerd::start(Release::C2);
+    let program = containerd.run.join("bin/containerd-shim-agentsbx-v1");
+    let real = fs::read_link(&program).expect("a link");
+    fs::remove_file(&program).expect("remove the link");
+    let script = format!("#!/bin/sh\nulimit -Sn 64\nexec {} \"$@\"\n", real.display());
+    fs::rename(write_program(&containerd.run.join("bin"), &script), program).expect("rename");
+    let config = containerd.run.join("oci.toml");
+    fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
+    // With no limit of its own a container has the runtime's.
+    let task = Task::idle(&containerd, &["--runtime-config-path", &config.display().to_string()]);
+    let shim = containerd.shims(Some(&task.id)).first().copied().expect("a shim");
+    let soft = |pid: i32| {
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("read the limits");
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").to_owned();
+        line.split_whitespace().nth(3).map(str::to_owned).expect("a number")
+    };
+    assert_ne!(soft(shim), "64");
+    let api = task_api::Shim::of(&task);
+    api.exec("limited", &["sleep", "1000"]).expect("exec");
+    let supervisor = api.start("limited").expect("start");
+    assert_eq!(soft(i32::try_from(supervisor).expect("a pid")), "64");
+    api.kill("limited", 9, false).expect("kill");
+    api.wait("limited").expect("wait");
+    api.delete("limited").expect("delete");
+    thread::scope(|scope| {
+        for n in 0..12 {
+            let task = &task;
+            scope.spawn(move || task.sh(&format!("sleep 3; exit {n}")).expect(n));
+        }
+    });
+}
+
 /// gVisor #120, gvisor-containerd-shim #4: `start` of an exec came back before its pid was written.
 #[test]
 fn a_started_exec_has_its_pid() {

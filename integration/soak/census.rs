@@ -121,16 +121,17 @@ fn of_host(dir: &Path, root: &Path) -> Vec<String> {
     read("/proc/self/mountinfo").lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// Processes that are in the group, or have the runtime's root among their arguments, zombies too.
+/// Processes that are in the group, or have the runtime's root among their arguments or in their environment, zombies too.
 fn processes(root: &Path, group: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").expect("list /proc").flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
         let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
         let root = root.as_os_str().as_bytes();
         if groups.lines().any(|l| l.contains(&format!("{group}/")) || l.ends_with(group))
-            || line.windows(root.len()).any(|part| part == root)
+            || [&line, &environ].iter().any(|text| text.windows(root.len()).any(|part| part == root))
         {
             found.push(match line.is_empty() {
                 true => format!("zombie {pid}"),

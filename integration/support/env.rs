@@ -132,7 +132,8 @@ impl Env {
     /// An `agentsbx` command with this environment's root and store.
     pub fn cmd<A: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
         let places = [&"--root".into(), &self.root, &"--store".into(), &self.store];
-        Cmd::new(&self.binary).env("AGENTSBX_CONFIG", &self.config).args(places).args(args)
+        // A process that shows no arguments of its own is known by its environment.
+        Cmd::new(&self.binary).env("AGENTSBX_CONFIG", &self.config).env("TEST_ROOT", &self.root).args(places).args(args)
     }
 
     /// Runs `agentsbx` with this environment's root and store.

@@ -39,6 +39,7 @@ use crate::policy::{self, Confinement, Decision, Hardened, Policy};
 use crate::rootfs::view;
 use crate::spec::idmap::IdMaps;
 use crate::spec::{self, Config, SpecError, inroot, normalise};
+use crate::sys::process::HiddenCommandLine;
 use crate::sys::{attributes, loopback, proc, socket};
 use crate::telemetry::ErrorCapture;
 use crate::terms::Profile;
@@ -485,6 +486,7 @@ fn first_process(
     payload: Payload,
     paths: &Outputs,
 ) -> Result<i32, LibcontainerError> {
+    let _hidden = HiddenCommandLine::hide();
     let container = ContainerBuilder::new(record.id.to_string(), SyscallType::default())
         .with_executor(payload)
         .with_root_path(record.dir.join(LIBCONTAINER))?

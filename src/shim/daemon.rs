@@ -31,7 +31,6 @@ use super::socket::Served;
 use super::thread::{STACK, blocking};
 use super::{ShimError, bootstrap, socket};
 use crate::sys;
-use crate::sys::process::OpenFiles;
 
 /// How long to stay with no container and no connection. containerd connects right after `start`, and again within seconds
 /// when it has been started anew.
@@ -165,10 +164,6 @@ async fn run<H: Host>(
         Ok(begun) => begun,
         Err(err) => return Err(refuse(told, ShimError::io("serve", &setup.socket)(err))),
     };
-    // A process with streams costs some ten descriptors, and systemd gives 1024.
-    if let Some(open_files) = OpenFiles::raise() {
-        reaper.limit_children(open_files);
-    }
     let events = Events::start(&setup.ttrpc_address, &setup.namespace);
     let host = make(Parts { events: events.clone(), reaper });
     let mut server = Server::new().register_service(services(&host)).add_listener(Listener::new(incoming));

@@ -193,7 +193,7 @@ fn read(each: &Mount) -> Result<Options, ShimError> {
                         let text = format!("mount {}: id-mapped layers ({word})", describe(each));
                         return Err(ShimError::Unimplemented(text));
                     }
-                    Some((key, value)) => options.data.push((key.to_owned(), Some(value.to_owned()))),
+                    Some((key, value)) => options.data.push((key.to_owned(), Some(unquoted(key, value).to_owned()))),
                     None => options.data.push((word.to_owned(), None)),
                 },
             }
@@ -203,10 +203,24 @@ fn read(each: &Mount) -> Result<Options, ShimError> {
 }
 
 /// The options in one string: containerd gives one in each, but snapshotters may give several with commas. The paths of an
-/// overlay can have commas themselves, and are alone.
+/// overlay can have commas themselves, and are alone; SELinux's labels have them in quotation marks.
 fn split<'a>(kind: &str, word: &'a str) -> Vec<&'a str> {
     let path = kind == "overlay" && ["lowerdir=", "upperdir=", "workdir="].iter().any(|key| word.starts_with(key));
-    if path { vec![word] } else { word.split(',').collect() }
+    if path {
+        return vec![word];
+    }
+    let mut quoted = false;
+    let ends = |c: char| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    };
+    word.split(ends).collect()
+}
+
+/// A label without the quotation marks that containerd puts around it: they are the option string's, not the label's.
+fn unquoted<'a>(key: &str, value: &'a str) -> &'a str {
+    let inner = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    inner.filter(|_| fsmount::LABELS.contains(&key)).unwrap_or(value)
 }
 
 /// Takes away all that is mounted on the directory `target` and below it; nothing mounted, or no such directory, is no
@@ -294,6 +308,11 @@ mod tests {
                 ..Options::default()
             }
         );
+        // containerd writes the label of a container with SELinux so.
+        let labelled =
+            read(&of("overlay", "overlay", &["userxattr", r#"ro,context="u:r:t:s0:c1,c2",index=off"#])).unwrap();
+        let data = [("userxattr", None), ("ro", None), ("context", Some("u:r:t:s0:c1,c2")), ("index", Some("off"))];
+        assert_eq!(labelled.data, data.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))));
         let bind = read(&of("bind", "/a", &["ro", "rbind", "rw", "noatime", "rprivate"])).unwrap();
         assert_eq!((bind.bind, bind.set, bind.clear), (Some(true), NOATIME, mountattr::RDONLY | ATIME));
         assert_eq!(bind.propagation, Some((libc::MS_PRIVATE, true)));

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ShimError;
 use crate::durable;
+use crate::sys::open_files;
 
 /// Below it each namespace of containerd has its containers' state, as with runc.
 const ROOT: &str = "/run/containerd/agentsbx";
@@ -147,6 +148,8 @@ impl Saved {
         if let Some(config) = &self.config {
             command.env("AGENTSBX_CONFIG", config);
         }
+        // A container gets what the runtime has, where nothing else is said.
+        open_files::give_back(&mut command);
         command
     }
 

@@ -15,8 +15,6 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::sys::process::OpenFiles;
-
 /// A process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
@@ -35,8 +33,6 @@ struct Children {
     /// Ends of children that nobody waited for, while a nursery is open.
     early: HashMap<u32, Exit>,
     nurseries: usize,
-    /// What the shim's children are given back, where it has raised its own limit.
-    open_files: Option<OpenFiles>,
 }
 
 /// Reaps the shim's children.
@@ -67,18 +63,10 @@ impl Reaper {
         Ok(reaper)
     }
 
-    /// What is started from now on may have so many descriptors, not as many as the shim.
-    pub fn limit_children(&self, open_files: OpenFiles) {
-        self.lock().open_files = Some(open_files);
-    }
-
     /// Starts a command. Its end comes through the receiver; [`std::process::Child`] is never waited for.
     pub fn spawn(&self, command: &mut Command) -> io::Result<(u32, ExitReceiver)> {
         // Nothing is reaped between the start and the entry.
         let mut children = self.lock();
-        if let Some(open_files) = children.open_files {
-            open_files.give_back(command);
-        }
         let pid = command.spawn()?.id();
         let (sender, receiver) = oneshot::channel();
         children.waiting.insert(pid, sender);

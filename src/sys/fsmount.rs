@@ -17,6 +17,9 @@ pub type FsOption = (String, Option<String>);
 const VALUE_MAX: usize = 255;
 /// The longest option string that mount(2) takes, in bytes: a page with its end.
 const PAGE: usize = 4095;
+/// SELinux's labels. In mount(2)'s option string one stands in quotation marks, since it can have commas; fsconfig(2) takes it
+/// without.
+pub const LABELS: [&str; 4] = ["context", "fscontext", "defcontext", "rootcontext"];
 /// Flags of mount(2) that the option string has not.
 const RDONLY: &str = "ro";
 
@@ -173,6 +176,7 @@ pub fn overlay_on(target: BorrowedFd<'_>, source: &str, options: &[FsOption]) ->
 fn joined(options: &[FsOption]) -> String {
     let words = options.iter().filter(|(key, value)| value.is_some() || key != RDONLY);
     let word = |(key, value): &FsOption| match value {
+        Some(value) if LABELS.contains(&key.as_str()) => format!("{key}=\"{value}\""),
         Some(value) => format!("{key}={}", commas_escaped(value)),
         None => key.clone(),
     };
@@ -253,5 +257,7 @@ mod tests {
         let options = [("ro", None), ("lowerdir", Some("/a,b:/c\\,d\\:")), ("userxattr", None)];
         let options = options.map(|(key, value)| (key.to_owned(), value.map(str::to_owned)));
         assert_eq!(joined(&options), "lowerdir=/a\\,b:/c\\,d\\:,userxattr");
+        let label = [("context".to_owned(), Some("u:r:t:s0:c1,c2".to_owned()))];
+        assert_eq!(joined(&label), r#"context="u:r:t:s0:c1,c2""#);
     }
 }

@@ -16,6 +16,7 @@ pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
 pub mod ns;
+pub mod open_files;
 pub mod probe;
 pub mod proc;
 pub mod process;

@@ -3,13 +3,10 @@
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::ptr;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Resource, Rlimit};
 
 use super::{Call, SysError, check};
 
@@ -294,6 +291,46 @@ pub fn cover_directories_in_child() -> Result<(), SysError> {
     Ok(())
 }
 
+/// What is shown while the command line is hidden.
+const SHOWN: &[u8] = b"agentsbx init";
+
+/// While it lives, `/proc/PID/cmdline` of this process, and for good that of children which are forked meanwhile, does not show
+/// the arguments that the program was started with: anybody in the pid namespace of a child may read them, and they are paths
+/// of the host. Nobody may ask for the arguments meanwhile, nor in a child.
+#[derive(Debug)]
+pub struct HiddenCommandLine {
+    arguments: &'static mut [u8],
+    before: Vec<u8>,
+}
+
+impl HiddenCommandLine {
+    /// Hides it. The caller must be single-threaded, and has no other one.
+    pub fn hide() -> HiddenCommandLine {
+        unsafe extern "C" {
+            /// What the C library keeps of the first argument (glibc and musl).
+            static program_invocation_name: *mut libc::c_char;
+        }
+        let length: usize = std::env::args_os().map(|arg| arg.len() + 1).sum();
+        // SAFETY: the kernel has laid the arguments one behind the other (execve(2)), each with a NUL, from the first on,
+        // which the C library's pointer was set to and nobody here sets again. So as many bytes as they have in all are
+        // theirs, for as long as the program runs. They are the program's to write, and by the contract nobody else looks
+        // at them meanwhile.
+        let arguments = unsafe { std::slice::from_raw_parts_mut(program_invocation_name.cast::<u8>(), length) };
+        let before = arguments.to_vec();
+        arguments.fill(0);
+        // The last byte stays NUL: else the kernel shows what is behind it, too (proc_pid_cmdline(5)).
+        let shown = SHOWN.len().min(length.saturating_sub(1));
+        arguments[..shown].copy_from_slice(&SHOWN[..shown]);
+        HiddenCommandLine { arguments, before }
+    }
+}
+
+impl Drop for HiddenCommandLine {
+    fn drop(&mut self) {
+        self.arguments.copy_from_slice(&self.before);
+    }
+}
+
 /// Closes every descriptor from 3 on that this child has from its parent, but `keep`; no value in the child may use
 /// one of them again. Without close_range(2) they stay open, as they would have without the call.
 pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
@@ -307,31 +344,6 @@ pub fn close_others_in_child(keep: &[BorrowedFd<'_>]) {
             unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) };
         }
         first = end.saturating_add(1);
-    }
-}
-
-/// How many descriptors this process was started to have at most, for the programs that it starts: what they run may list
-/// all that they may have, or use select(2), which can't count further than 1024.
-#[derive(Debug, Clone, Copy)]
-pub struct OpenFiles(Rlimit);
-
-impl OpenFiles {
-    /// Lets this process have as many descriptors as it may ever have (the hard limit). `None` if it could before, or where
-    /// that is refused.
-    pub fn raise() -> Option<OpenFiles> {
-        let before = rustix::process::getrlimit(Resource::Nofile);
-        let raised = Rlimit { current: before.maximum, ..before };
-        let set = before != raised && rustix::process::setrlimit(Resource::Nofile, raised).is_ok();
-        set.then_some(OpenFiles(before))
-    }
-
-    /// The program that the command starts is to have no more than that.
-    pub fn give_back(self, command: &mut Command) {
-        let OpenFiles(before) = self;
-        let limit = move || Ok(rustix::process::setrlimit(Resource::Nofile, before)?);
-        // SAFETY: between fork and exec the closure makes one system call with a value of its own: it takes no lock and
-        // asks for no memory.
-        unsafe { command.pre_exec(limit) };
     }
 }
 

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-use super::{Call, SysError};
+use super::{Call, SysError, open_files};
 
 /// The first descriptor number that is not taken by standard streams.
 const FIRST: i32 = 3;
@@ -59,6 +59,10 @@ pub fn spawn(path: &CStr, argv: &[CString], env: &[CString], fds: &[BorrowedFd<'
         )
     };
     result(ret).call("posix_spawn", on)?;
+    // posix_spawn(3) knows no limits.
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        open_files::give_back_to(pid);
+    }
     Ok(pid.unsigned_abs())
 }
 

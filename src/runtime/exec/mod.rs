@@ -18,7 +18,7 @@ pub use crate::init::{Plan, Stdio};
 use crate::rootfs::RootfsError;
 use crate::runtime::members::CgroupError;
 use crate::sys::proc::PidFd;
-use crate::sys::process::{Fork, fork, fork_into, wait};
+use crate::sys::process::{Fork, HiddenCommandLine, fork, fork_into, wait};
 use crate::sys::signal::SignalFd;
 use crate::sys::{SysError, ns, socket};
 use cgroup::ExecCgroup;
@@ -163,6 +163,7 @@ fn try_spawn(
     }
     let at = Instant::now();
     let birthplace = cgroup.birthplace()?;
+    let hidden = HiddenCommandLine::hide();
     let (forked, born) = match birthplace.as_ref().map(|group| fork_into(group.as_fd())) {
         Some(Ok(forked)) => (forked, true),
         // An old kernel, or a group that takes nobody: the child finds out by asking to be let in.
@@ -176,7 +177,7 @@ fn try_spawn(
         }
         Fork::Parent(pid) => pid,
     };
-    drop((childs, birthplace));
+    drop((childs, birthplace, hidden));
     // The layered root is the child's now: our copy would keep it mounted after the command has ended.
     drop(plan);
     meanwhile();
