@@ -18,7 +18,7 @@ use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::well_known_types::timestamp::Timestamp;
 use containerd_shim_protos::topics;
 use containerd_shim_protos::types::task::Status;
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -352,9 +352,7 @@ impl Container {
             let now = exec.now();
             if now.phase == Phase::Running {
                 tracing::error!(container = self.id, exec = exec.id, "an exec did not end with its container: killed");
-                // Not reaped, so it is still the same process.
-                let pid = i32::try_from(now.pid).ok().and_then(Pid::from_raw);
-                let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+                self.shared.reaper.kill(now.pid);
             }
         }
     }

@@ -105,6 +105,8 @@ pub fn serve<H: Host>(
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
     sys::process::thrifty_heap();
+    // Each process takes some ten descriptors, and a pod can have hundreds of processes.
+    sys::open_files::raise();
     let begun = begin(setup);
     let (runtime, served) = match begun {
         Ok(begun) => begun,

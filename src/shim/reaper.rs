@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -71,6 +71,17 @@ impl Reaper {
         let (sender, receiver) = oneshot::channel();
         children.waiting.insert(pid, sender);
         Ok((pid, receiver))
+    }
+
+    /// Sends SIGKILL to a child, if it has not been reaped: by its pid there may be another process by then.
+    pub fn kill(&self, pid: u32) {
+        // Nothing is reaped meanwhile.
+        let children = self.lock();
+        if children.waiting.contains_key(&pid) {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            // A child that has ended is one as long as it is not reaped: it can be killed, to no effect.
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+        }
     }
 
     /// To be opened before a process is started that will be handed to the shim.
@@ -165,5 +176,18 @@ mod tests {
         child.wait().unwrap();
         told.unwrap_err();
         assert!(reaper.lock().waiting.contains_key(&child.id()));
+    }
+
+    /// The process of a pid that is not the shim's child any more is somebody else's.
+    #[test]
+    fn only_a_child_that_is_not_reaped_is_killed() {
+        let reaper = Reaper::default();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        reaper.kill(child.id());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(child.try_wait().unwrap(), None);
+        let _end = reaper.nursery().adopt(child.id());
+        reaper.kill(child.id());
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()), Some(9));
     }
 }

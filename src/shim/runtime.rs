@@ -12,7 +12,6 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
-use rustix::process::{Pid, Signal};
 use tokio::sync::Notify;
 
 use super::ShimError;
@@ -265,9 +264,7 @@ impl Runtime {
             ended = &mut end => ended,
             () = self.given_up.notified(), if STARTS.contains(&verb) => {
                 tracing::error!(container = self.id, verb, "the runtime does not come back: killed");
-                // Its end was looked for just now, so it is still the same process.
-                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-                let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+                self.reaper.kill(pid);
                 end.await
             }
         };

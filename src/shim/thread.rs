@@ -4,6 +4,8 @@
 //! the middle of a request, and does the work later, when nobody expects it any more. Here it is an error, and the work is not
 //! done.
 
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 
 use tokio::sync::oneshot;
@@ -22,9 +24,29 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T, ShimError> {
     let (done, result) = oneshot::channel();
     // Who asked may have given up.
-    let run = move || drop(done.send(work()));
-    Builder::new().stack_size(STACK).spawn(run).map_err(ShimError::io("start", "a thread"))?;
+    start(move || drop(done.send(work()))).map_err(ShimError::io("start", "a thread"))?;
     result.await.unwrap_or_else(|_| Err(ShimError::broken()))
+}
+
+/// Does the work to its end, on this thread where there is no other: for what must not be lost.
+///
+/// # Errors
+/// The work's; [`io::ErrorKind::Other`] if it panics.
+pub async fn blocking_or_here<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (done, result) = oneshot::channel();
+    let work = Arc::new(Mutex::new(Some(move || drop(done.send(work())))));
+    let take = |work: &Mutex<Option<_>>| work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let on_thread = work.clone();
+    if start(move || take(&on_thread).into_iter().for_each(|work| work())).is_err() {
+        take(&work).into_iter().for_each(|work| work());
+    }
+    result.await.unwrap_or_else(|_| Err(io::Error::other(ShimError::broken())))
+}
+
+fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    Builder::new().stack_size(STACK).spawn(run).map(drop)
 }
 
 #[cfg(test)]
@@ -39,5 +61,8 @@ mod tests {
         assert!(matches!(failed, Err(ShimError::NotFound(_))));
         let panicked = runtime.block_on(blocking::<()>(|| panic!("on purpose")));
         assert!(matches!(panicked, Err(ShimError::State(_))));
+        assert_eq!(runtime.block_on(blocking_or_here(|| Ok(3))).unwrap(), 3);
+        let failed = runtime.block_on(blocking_or_here(|| Err::<(), _>(io::ErrorKind::StorageFull.into())));
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

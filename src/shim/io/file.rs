@@ -7,17 +7,16 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::task::spawn_blocking;
-
 use super::fifo;
 use crate::shim::ShimError;
+use crate::shim::thread::{blocking, blocking_or_here};
 
 /// Opens the file at `path` for appending, and makes it and its directories where they are missing (0644, 0755).
 pub(super) async fn create(path: PathBuf) -> Result<Arc<File>, ShimError> {
-    blocking(path, |path| {
+    blocking(move || {
         let parent = path.parent().unwrap_or(Path::new("/"));
         DirBuilder::new().recursive(true).mode(0o755).create(parent).map_err(ShimError::io("mkdir", parent))?;
-        open(path, OpenOptions::new().create(true).mode(0o644))
+        open(&path, OpenOptions::new().create(true).mode(0o644))
     })
     .await
 }
@@ -27,7 +26,7 @@ pub(super) async fn create(path: PathBuf) -> Result<Arc<File>, ShimError> {
 /// # Errors
 /// If it is a device or a socket.
 pub(super) async fn existing(path: PathBuf) -> Result<Arc<File>, ShimError> {
-    blocking(path, |path| open(path, &mut OpenOptions::new())).await
+    blocking(move || open(&path, &mut OpenOptions::new())).await
 }
 
 fn open(path: &Path, options: &mut OpenOptions) -> Result<Arc<File>, ShimError> {
@@ -40,17 +39,8 @@ fn open(path: &Path, options: &mut OpenOptions) -> Result<Arc<File>, ShimError> 
     options.open(path).map(Arc::new).map_err(ShimError::io("open", path))
 }
 
-async fn blocking<T: Send + 'static>(
-    path: PathBuf,
-    work: impl FnOnce(&Path) -> Result<T, ShimError> + Send + 'static,
-) -> Result<T, ShimError> {
-    let on = path.clone();
-    let done = spawn_blocking(move || work(&path)).await;
-    done.unwrap_or_else(|err| Err(ShimError::io("open", on)(err.into())))
-}
-
-/// Appends `bytes`, away from the runtime's thread: a disk can take long.
+/// Appends `bytes`, away from the shim's thread where that can be: a disk can take long.
 pub(super) async fn append(file: &Arc<File>, bytes: Vec<u8>) -> io::Result<()> {
     let file = file.clone();
-    spawn_blocking(move || (&*file).write_all(&bytes)).await?
+    blocking_or_here(move || (&*file).write_all(&bytes)).await
 }

@@ -33,7 +33,7 @@ use self::target::Target;
 use self::terminal::Console;
 use crate::shim::ShimError;
 use crate::shim::reaper::Reaper;
-use crate::sys::{open_files, proc, tty, watch};
+use crate::sys::{proc, tty, watch};
 
 /// What a request names as a process's streams: an empty string (none), the path of a fifo or `fifo://PATH`, and for
 /// output `file://PATH` or `binary://PATH?KEY=VALUE&…` too.
@@ -148,8 +148,6 @@ impl Streams {
         identity: Identity<'_>,
         reaper: &Reaper,
     ) -> Result<Streams, ShimError> {
-        // Each process takes some ten descriptors, and a pod can have hundreds of processes.
-        open_files::raise();
         let streams =
             Streams { state: Mutex::default(), draining: flag::channel(false).0, over: flag::channel(false).0 };
         let (stdout, stderr) = (Target::parse(&stdio.stdout)?, Target::parse(&stdio.stderr)?);
