@@ -17,6 +17,7 @@ use super::descent::{Descent, Found, Side};
 use super::error::DiffError;
 use super::locate::{file_type, mtime, rdev, size};
 use super::seal::times;
+use super::touch::Touched;
 use super::view::View;
 use super::xattr::{Namespace, Reader, Xattrs};
 
@@ -30,12 +31,17 @@ const HEAD: usize = 2;
 ///
 /// An unchanged copy that was kept for a hard link's sake goes where the head shows something else by now.
 ///
+/// `again`: an earlier call on this layer, for another head, may have been cut short, or its commit came to nothing. What
+/// its directories have then is that head's, so those count as unchanged that are not in this set of what the layer
+/// touched (as [`super::touched`] gives it).
+///
 /// # Errors
 /// [`DiffError::NoLayers`] for an empty list, [`DiffError::TooDeep`], [`DiffError::Call`] where the kernel refuses.
 pub fn refresh_passed<'a, 'b>(
     upper: BorrowedFd<'_>,
     base_lowers: impl Into<View<'a>>,
     head_lowers: impl Into<View<'b>>,
+    again: Option<&[Touched]>,
     options: &Options,
 ) -> Result<(), DiffError> {
     let (base_lowers, head_lowers) = (base_lowers.into(), head_lowers.into());
@@ -49,7 +55,7 @@ pub fn refresh_passed<'a, 'b>(
     let mut xattrs = Reader::new(options.namespace);
     let mut content = Comparer::new();
     descent.select(b"");
-    refresh(&descent, &mut xattrs, options.namespace)?;
+    refresh(&descent, &mut xattrs, again, options.namespace)?;
     loop {
         while descent.advance() {
             let upper = descent.resolve(UPPER)?;
@@ -68,7 +74,7 @@ pub fn refresh_passed<'a, 'b>(
             }
             descent.enter([upper, base, head], list, ())?;
             descent.select(b"");
-            refresh(&descent, &mut xattrs, options.namespace)?;
+            refresh(&descent, &mut xattrs, again, options.namespace)?;
         }
         if descent.leave()?.is_none() {
             return Ok(());
@@ -135,18 +141,26 @@ fn same_node(
 }
 
 /// The innermost frame's directory.
-fn refresh(descent: &Descent<()>, xattrs: &mut Reader, ns: Namespace) -> Result<(), DiffError> {
+fn refresh(
+    descent: &Descent<()>,
+    xattrs: &mut Reader,
+    again: Option<&[Touched]>,
+    ns: Namespace,
+) -> Result<(), DiffError> {
     if descent.frame().dirs[BASE].is_empty() || descent.frame().dirs[HEAD].is_empty() {
         return Ok(());
     }
-    let base = attributes(descent, BASE, xattrs)?;
     let own = attributes(descent, UPPER, xattrs)?;
     let head = attributes(descent, HEAD, xattrs)?;
     let same = |a: &(Stat, Xattrs), b: &(Stat, Xattrs)| {
         let key = |stat: &Stat| (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, file_type(stat));
         key(&a.0) == key(&b.0) && a.1 == b.1
     };
-    if !same(&own, &base) {
+    let passed = match again {
+        Some(touched) => touched.binary_search_by(|touched| touched.path.cmp(&descent.path())).is_err(),
+        None => same(&own, &attributes(descent, BASE, xattrs)?),
+    };
+    if !passed {
         return Ok(());
     }
     let dir = &descent.frame().dirs[UPPER][0];

@@ -26,6 +26,7 @@ pub struct Conflict {
 ///
 /// `base` is what the exec saw. With `force`, nothing is checked: the layer wins where both changed a path. Directories
 /// that the layer only passes through take over what HEAD shows, so that it reverts nobody's change of their attributes.
+/// An attempt that fails leaves them so, as a kill does: the next one has to know.
 pub fn onto_head<T>(
     store: &Store,
     container: &Container,
@@ -36,9 +37,11 @@ pub fn onto_head<T>(
     mut attempt: impl FnMut(Generation) -> Result<T, StoreError>,
 ) -> Result<Result<T, Conflict>, OpsError> {
     // Nobody committed meanwhile: the common case needs no lock, the transaction itself sees to it.
-    match attempt(base) {
-        Err(StoreError::HeadMoved { .. }) => {}
-        other => return Ok(Ok(other?)),
+    if !store.is_refreshed(layer) {
+        match attempt(base) {
+            Err(StoreError::HeadMoved { .. }) => {}
+            other => return Ok(Ok(other?)),
+        }
     }
     let _lock = store.commit_lock(container.key)?;
     for _ in 0..MAX_TRIES {
@@ -48,7 +51,7 @@ pub fn onto_head<T>(
         {
             return Ok(Err(conflict));
         }
-        refresh(store, container, layer, base, head)?;
+        refresh(store, container, layer, touched, base, head)?;
         match attempt(head) {
             Err(StoreError::HeadMoved { .. }) => {}
             other => return Ok(Ok(other?)),
@@ -135,17 +138,21 @@ pub fn remember_base(store: &Store, layer: &LayerId, lowers: &stack::Lowers, fou
     }
 }
 
-fn refresh(
+/// The directories that a layer only passes through, as `head` shows them.
+pub fn refresh(
     store: &Store,
     container: &Container,
     layer: &LayerId,
+    touched: &[Touched],
     base: Generation,
     head: Generation,
 ) -> Result<(), OpsError> {
     let upper: OwnedFd = open_dir(&store.upper(layer))?;
     let before = stack::lowers_at(store, container, base)?;
     let now = stack::lowers_at(store, container, head)?;
-    Ok(diff::refresh_passed(upper.as_fd(), before.view(), now.view(), &diff::Options::default())?)
+    let again = store.is_refreshed(layer).then_some(touched);
+    store.mark_refreshed(layer)?;
+    Ok(diff::refresh_passed(upper.as_fd(), before.view(), now.view(), again, &diff::Options::default())?)
 }
 
 /// Commits a held layer: the generation that it became.
@@ -184,3 +191,6 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::commit::{remember_base, remember_touched};
+use super::commit::{refresh, remember_base, remember_touched};
 use super::{Context, OpsError, delete, gc, publish, stack};
 use crate::diff::{self, Diff};
 use crate::durable;
@@ -156,6 +156,12 @@ fn is_gone(container: &Container) -> Result<bool, OpsError> {
 }
 
 fn seal(store: &Store, container: &Container, layer: &LayerId, record: &ExecRecord) -> Result<Diff, OpsError> {
+    // Its supervisor was killed while it committed: what the directories took over of HEAD is no change of the exec's.
+    if store.is_refreshed(layer)
+        && let Some(touched) = store.read_touched(layer)?.and_then(|bytes| diff::decode_touched(&bytes).ok())
+    {
+        refresh(store, container, layer, &touched, record.base, record.base)?;
+    }
     // The layer was mounted in the command's own mount namespace, which went with its last process.
     let upper = open_dir(&store.upper(layer))?;
     let lowers = stack::lowers_at(store, container, record.base)?;

@@ -15,6 +15,8 @@ use super::{Store, StoreError, trash};
 
 /// The longest file beside a layer's trees that is read back, in bytes.
 const MAX_BESIDE: u64 = 256 << 20;
+/// The empty file beside a layer's trees of [`Store::mark_refreshed`].
+const REFRESHED: &str = "refreshed";
 
 /// A new layer without a row. Dropping it removes its directory; [`StagedLayer::keep`] leaves it.
 ///
@@ -166,6 +168,18 @@ impl Store {
     pub fn write_base(&self, layer: &LayerId, bytes: &[u8]) -> Result<(), StoreError> {
         let path = self.layer_dir(layer).join("base");
         durable::replace_unsynced(&path, bytes, 0o600).at("write", &path)
+    }
+
+    /// Notes that a layer without a generation is about to be changed to follow a HEAD: a commit that comes to nothing, or
+    /// is killed, leaves it so.
+    pub fn mark_refreshed(&self, layer: &LayerId) -> Result<(), StoreError> {
+        let path = self.layer_dir(layer).join(REFRESHED);
+        durable::replace_unsynced(&path, b"", 0o600).at("write", &path)
+    }
+
+    /// Whether [`Store::mark_refreshed`] was called.
+    pub fn is_refreshed(&self, layer: &LayerId) -> bool {
+        self.layer_dir(layer).join(REFRESHED).symlink_metadata().is_ok()
     }
 
     /// What [`Store::write_base`] wrote; `None` if nothing was written. Fails if it is longer than 256 MiB.

@@ -158,6 +158,6 @@ fn passed_directories_are_refreshed() {
     let grafts: [(&str, &[&File]); 1] = [("/p/w", &[&host])];
     let (before, after) = ([&root], [&theirs, &root]);
     let (base, head) = (view(&before, &grafts), view(&after, &grafts));
-    refresh_passed(upper.as_fd(), &base, &head, &Options::default()).unwrap();
+    refresh_passed(upper.as_fd(), &base, &head, None, &Options::default()).unwrap();
     assert_eq!(t.path("u/p/w/d").metadata().unwrap().permissions().mode() & 0o7777, 0o700);
 }

@@ -210,7 +210,7 @@ fn layers_without_conflict_lose_nothing() {
         let base_fds: Vec<BorrowedFd<'_>> = base_files.iter().map(AsFd::as_fd).collect();
         let head_fds: Vec<BorrowedFd<'_>> = head_files.iter().map(AsFd::as_fd).collect();
         let upper = std::fs::File::open(&our_layer).unwrap();
-        refresh_passed(upper.as_fd(), &base_fds, &head_fds, &lab.options()).unwrap();
+        refresh_passed(upper.as_fd(), &base_fds, &head_fds, None, &lab.options()).unwrap();
         let both = lab.view(&[vec![our_layer.clone()], head_stack.clone()].concat());
         // Every path is as the one who changed it left it, and else as it was.
         let mut want = base.clone();

@@ -493,7 +493,7 @@ fn a_passed_directory_takes_the_new_mode() {
     let head_fds = open_all(&lab.lowers());
     let head: Vec<BorrowedFd<'_>> = head_fds.iter().map(AsFd::as_fd).collect();
     let upper = File::open(&kept).unwrap();
-    refresh_passed(upper.as_fd(), &[base_fds[0].as_fd()], &head, &lab.options()).unwrap();
+    refresh_passed(upper.as_fd(), &[base_fds[0].as_fd()], &head, None, &lab.options()).unwrap();
     let view = lab.view(&[vec![kept], lab.lowers()].concat());
     let dir = &view[&b"/d"[..]];
     assert_eq!((dir.mode, dir.xattrs.len()), (0o700, 1));
