@@ -487,3 +487,18 @@ fn seen_without_litter(bundle: &crate::support::bundle::Bundle<'_>) -> Tree {
     tree.retain(|path, _| !String::from_utf8_lossy(path).contains(".agentsbx-tmp-"));
     tree
 }
+
+/// A history of more generations than there are descriptors: each had a layer opened, and from some hundreds on nothing
+/// could be applied any more under the usual limit of 1024.
+#[test]
+fn a_long_history_is_applied_with_few_descriptors() {
+    let env = Env::new();
+    let host = project(&env);
+    let bundle = bundle(&env, &host);
+    bundle.start();
+    for n in 0..220 {
+        bundle.sh(&format!("echo {n} >/work/file{}", n % 50)).expect(0);
+    }
+    env.cmd(["apply", &bundle.id, "/work"]).in_shell("ulimit -n 200; exec \"$@\"").ok();
+    assert_eq!(fs::read_to_string(host.join("file19")).expect("an applied file"), "219\n");
+}

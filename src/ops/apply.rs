@@ -146,7 +146,7 @@ fn past(store: &Store, container: &Container, head: Generation) -> Result<Vec<Pa
     let mut past = Vec::new();
     for row in store.chain(container.key, head)?.iter().rev() {
         past.push(Past {
-            upper: crate::rootfs::open_dir(&store.upper(&row.layer))?,
+            upper: store.upper(&row.layer),
             touched: touched_of(store, container, &row.layer, row.parent)?,
             base: store.read_base(&row.layer)?.and_then(|bytes| Base::decode(&bytes)),
         });

@@ -200,22 +200,10 @@ pub(super) fn uppers_between(
     from: Generation,
     to: Generation,
 ) -> Result<Vec<OwnedFd>, OpsError> {
-    if !store.is_ancestor(container.key, from, to)? {
+    let Some(layers) = store.layers_between(container.key, from, to)? else {
         return Err(unrelated(store, container, from, to)?);
-    }
-    let mut opened = Vec::new();
-    let mut at = to;
-    for lower in store.mount_chain(container.key, to)? {
-        if at <= from || lower.below < from {
-            break;
-        }
-        opened.push(open_dir(&store.upper(&lower.layer))?);
-        at = lower.below;
-    }
-    for row in store.between(container.key, from, at)?.ok_or(StoreError::GenerationNotFound { generation: from })? {
-        opened.push(open_dir(&store.upper(&row.layer))?);
-    }
-    Ok(opened)
+    };
+    Ok(layers.iter().map(|lower| open_dir(&store.upper(&lower.layer))).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

@@ -170,6 +170,22 @@ impl Store {
         })
     }
 
+    /// The layers after `base` up to `of`, newest first, with the longest squashes that fit in between; `None` if `base` is
+    /// no ancestor of `of` (nor `of` itself).
+    pub fn layers_between(
+        &self,
+        key: ContainerKey,
+        base: Generation,
+        of: Generation,
+    ) -> Result<Option<Vec<Lower>>, StoreError> {
+        self.read("read layers", |tx| {
+            if between(tx, key, base, of)?.is_none() {
+                return Ok(None);
+            }
+            layers_down_to(tx, live(tx, key)?.key, of, base).map(Some)
+        })
+    }
+
     /// Moves HEAD to `to`, which must exist. What HEAD leaves stays, so this can be undone by another rollback.
     ///
     /// The caller holds the container's commit lock, so that no conflict check is under way.
@@ -301,8 +317,26 @@ fn between(
 
 /// See [`Store::mount_chain`].
 pub(super) fn mount_chain(conn: &Connection, container: &Container, of: Generation) -> Result<Vec<Lower>, StoreError> {
+    let settled = container.settled;
+    // Above the settled generation a squash must not reach behind it; below it (the root file system shows something that
+    // is no ancestor) any will do.
+    let mut chain = layers_down_to(conn, container.key, of, settled)?;
+    let last = chain.last().map_or(of, |lower| lower.below);
+    if last < settled {
+        chain.extend(layers_down_to(conn, container.key, last, Generation::ZERO)?);
+    }
+    Ok(chain)
+}
+
+/// The layers of `of` and its ancestors, newest first, as far as `floor`, or the first generation below that: none of them
+/// reaches across it.
+fn layers_down_to(
+    conn: &Connection,
+    key: ContainerKey,
+    of: Generation,
+    floor: Generation,
+) -> Result<Vec<Lower>, StoreError> {
     const OP: &str = "read mount chain";
-    let key = container.key;
     let mut squash = conn
         .prepare_cached(
             "SELECT below, layer FROM squashes WHERE container = ? AND last = ? AND below >= ? ORDER BY below LIMIT 1",
@@ -314,10 +348,7 @@ pub(super) fn mount_chain(conn: &Connection, container: &Container, of: Generati
         |last: Generation| move |row: &Row<'_>| Ok(Lower { below: generation(row, 0)?, layer: parsed(row, 1)?, last });
     let mut chain = Vec::new();
     let mut at = of;
-    while at != container.settled && at != Generation::ZERO {
-        // Above the settled generation a squash must not reach behind it; below it (the root file system shows
-        // something that is no ancestor) any will do.
-        let floor = if at > container.settled { container.settled } else { Generation::ZERO };
+    while at > floor {
         let merged =
             squash.query_row(params![key.0, number(at.0), number(floor.0)], lower(at)).optional().during(OP)?;
         let next = match merged {

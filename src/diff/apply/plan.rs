@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{Stat, fstat, readlinkat};
+use rustix::fs::{CWD, Mode, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use super::base::{Base, Since};
 use super::host::{HostNode, Mount, mount_of};
 use crate::diff::change::{Diff, FileMode, FileType, Kind};
 use crate::diff::content::{Comparer, open_file};
-use crate::diff::descent::{Found, Side};
+use crate::diff::descent::{DIR_FLAGS, Found, Side};
 use crate::diff::error::DiffError;
 use crate::diff::locate::{Locator, file_type, mtime, rdev, size};
 use crate::diff::path::PathBytes;
@@ -110,8 +110,8 @@ pub struct Plan {
 /// A generation, for telling whose a state of the host is.
 #[derive(Debug)]
 pub struct Past {
-    /// Its layer's upper.
-    pub upper: OwnedFd,
+    /// Its layer's upper. Opened only while it is looked at: there may be more generations than descriptors.
+    pub upper: PathBuf,
     /// What it touched.
     pub touched: Vec<Touched>,
     /// What the host had where it did; none if that is not on record.
@@ -511,7 +511,10 @@ impl Planner<'_> {
             },
         };
         for past in self.past.iter().filter(|past| past.touches(path)) {
-            let stack = [past.upper.as_fd()];
+            let upper = openat(CWD, &past.upper, DIR_FLAGS, Mode::empty());
+            let upper =
+                upper.map_err(|source| DiffError::Call { call: "openat", path: path.clone(), layer: 0, source })?;
+            let stack = [upper.as_fd()];
             let mut layer = Locator::new(Side::layers(&stack), Namespace::Trusted, usize::MAX)?;
             let compare = &mut self.compare;
             let shown = in_layers(&mut layer, path, |node| match (node, host) {

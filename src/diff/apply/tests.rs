@@ -41,7 +41,7 @@ impl Lab {
     fn past(&self) -> Vec<Past> {
         let diff = self.diff();
         let base = Base::record(&diff, &[self.mount()], (i64::MAX, 0)).unwrap();
-        let upper = self.upper.try_clone().unwrap().into();
+        let upper = self.trees.path("u");
         vec![Past { upper, touched: touched(&diff), base: Some(base) }]
     }
 

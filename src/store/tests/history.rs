@@ -384,6 +384,14 @@ fn the_mount_chain_takes_squashes_and_ends_at_what_is_settled() {
     assert_eq!(spans(5), [(5, 4), (4, 0)]);
     assert_eq!(s.mount_chain(key, Generation(4)).unwrap()[0].layer, four);
     assert_eq!(begin(s, key).1.chain.len(), 3);
+    let between = |base, of| -> Option<Vec<(u64, u64)>> {
+        let layers = s.layers_between(key, Generation(base), Generation(of)).unwrap();
+        layers.map(|layers| layers.iter().map(|l| (l.last.0, l.below.0)).collect())
+    };
+    assert_eq!(between(0, 8).unwrap(), spans(8));
+    assert_eq!(between(4, 8).unwrap(), [(8, 7), (7, 6), (6, 4)], "the longest that fits in between");
+    assert_eq!(between(3, 7).unwrap(), [(7, 6), (6, 4), (4, 3)]);
+    assert_eq!((between(4, 4), between(5, 4)), (Some(Vec::new()), None));
     s.set_settled(key, Generation(4)).unwrap();
     assert_eq!(spans(8), [(8, 7), (7, 6), (6, 4)], "none that reaches below what is settled");
     assert_eq!(spans(4), []);
@@ -394,6 +402,7 @@ fn the_mount_chain_takes_squashes_and_ends_at_what_is_settled() {
     s.rollback(key, Generation(4)).unwrap();
     let nine = commit(s, key);
     assert_eq!(spans(nine.0), [(9, 4), (4, 0)]);
+    assert_eq!((between(4, 9).unwrap(), between(5, 9)), (vec![(9, 4)], None));
     for (last, below) in [(3, 3), (2, 3), (99, 1), (9, 6)] {
         assert!(squash(last, below, 1).is_err(), "{last} {below}");
     }
