@@ -74,8 +74,16 @@ pub fn apply(store: &Store, container: &Container, bounds: &Retention, rigour: R
     let mut stale = 0;
     loop {
         let plan = store.plan_retention(container.key, bounds, Some(MAX_FOLDS))?;
-        let enough = rigour == Rigour::Exact || gone.generations > 0 || plan.is_worth(bounds);
-        if plan.dropped.is_empty() || !enough {
+        if plan.dropped.is_empty() {
+            return Ok(gone);
+        }
+        // What this plan leaves for the next one counts too: where each generation that goes is merged into another one, it
+        // is never more than a few.
+        let enough = rigour == Rigour::Exact
+            || gone.generations > 0
+            || plan.is_worth(bounds)
+            || store.plan_retention(container.key, bounds, None)?.is_worth(bounds);
+        if !enough {
             return Ok(gone);
         }
         // Layers may be read for long (by a patch that somebody pages through): nothing is merged in vain meanwhile.

@@ -514,3 +514,24 @@ fn many_layers_are_merged_in_steps() {
     let files: u64 = lab.view(Generation(69)).values().map(|text| text.len() as u64).sum();
     assert_eq!(bottom.bytes, Some(files), "the size of what is left");
 }
+
+/// A history that grew in breadth: of many branches each generation that goes is merged into one of its own, and a plan holds
+/// only some. Held against what it does at once, it was never worth while, and the history grew to more than it may.
+#[test]
+fn a_broad_history_is_kept_within_its_bounds_too() {
+    let mut dice = Dice(5);
+    let mut lab = Lab::new();
+    let most = 330;
+    let branches = MAX_FOLDS as u64 + 3;
+    for n in 1..=most + branches {
+        lab.writes = n;
+        let on = n.saturating_sub(most);
+        lab.store.rollback(lab.key(), Generation(on)).unwrap();
+        let open = lab.exec(&mut dice);
+        lab.commit(open, false);
+    }
+    let bounds = Retention { generations: Some(most), ..Retention::default() };
+    let gone = apply(&lab.store, &lab.container, &bounds, Rigour::Rough).unwrap();
+    assert_eq!(lab.store.generations(lab.key()).unwrap().len() as u64, most, "{gone:?}");
+    lab.check("after");
+}
