@@ -18,8 +18,8 @@ use crate::durable::{self, LockFile};
 use crate::id::ExecId;
 use crate::policy::Decision;
 use crate::report::{
-    Dropped, Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, result_file,
-    rfc3339,
+    Dropped, Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, left_out,
+    result_file, rfc3339,
 };
 use crate::runtime::state::Record;
 use crate::spec::annotations;
@@ -258,7 +258,7 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
     let value = |v: &Option<Value>| v.clone().unwrap_or(Value::Null);
     let mut args = record.args.clone();
     if record.args_dropped > 0 {
-        args.push(format!("… {} bytes left out", record.args_dropped));
+        args.push(left_out(record.args_dropped));
     }
     let head = match record.generation {
         Some(generation) => generation,

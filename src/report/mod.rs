@@ -41,7 +41,8 @@ pub struct ResultDocument {
     /// The command and its arguments. Where they were too long to keep, the last one says how many bytes are left out.
     pub args: Vec<String>,
     /// The working directory, inside.
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    #[serde(with = "bytes_of_path")]
+    #[cfg_attr(feature = "schema", schemars(with = "PathBytes"))]
     pub cwd: PathBuf,
     /// Who ran it.
     pub user: UserIds,
@@ -174,7 +175,8 @@ pub struct Usage {
 
 impl ResultDocument {
     /// The document as JSON, changes (then conflicts) left out at the end until it is at most `limit` bytes long, and
-    /// marked `truncated` if any are. A document whose fixed part alone is longer is given with none of them.
+    /// marked `truncated` if any are. Where the rest of it is longer already, arguments are left out, as its field says,
+    /// and then what `policy` tells.
     pub fn to_json_within(&self, limit: usize) -> serde_json::Result<String> {
         self.shortened(serde_json::to_string(self)?, limit)
     }
@@ -184,11 +186,96 @@ impl ResultDocument {
         if whole.len() <= limit {
             return Ok(whole);
         }
-        let mut short = ResultDocument { changes: Vec::new(), conflicts: Vec::new(), truncated: true, ..self.clone() };
-        let mut room = limit.saturating_sub(serde_json::to_string(&short)?.len());
+        let mut short = ResultDocument { changes: Vec::new(), conflicts: Vec::new(), ..self.clone() };
+        let mut room = match limit.checked_sub(serde_json::to_string(&short)?.len()) {
+            Some(room) => room,
+            None => short.shorten_fixed_part(limit)?,
+        };
         short.conflicts = fitting(&self.conflicts, &mut room)?;
         short.changes = fitting(&self.changes, &mut room)?;
+        short.truncated |= short.conflicts.len() < self.conflicts.len() || short.changes.len() < self.changes.len();
         serde_json::to_string(&short)
+    }
+
+    /// Of a script that is passed as an argument half of `limit` is kept, so that there is room for what it changed: how
+    /// much of it is left, in bytes.
+    fn shorten_fixed_part(&mut self, limit: usize) -> serde_json::Result<usize> {
+        let (args, policy) = (std::mem::take(&mut self.args), std::mem::take(&mut self.policy));
+        let left = |short: &Self| Ok::<_, serde_json::Error>(limit.saturating_sub(serde_json::to_string(short)?.len()));
+        self.args = fitting_args(&args, left(self)? / 2);
+        // Its name, where it has something in it.
+        let mut room = (left(self)? / 2).saturating_sub(16);
+        self.policy = fitting(&policy, &mut room)?;
+        left(self)
+    }
+}
+
+/// What stands for the end of arguments that are too long to be kept.
+pub fn left_out(bytes: u64) -> String {
+    format!("{LEFT_OUT_START}{bytes}{LEFT_OUT_END}")
+}
+
+const LEFT_OUT_START: &str = "… ";
+const LEFT_OUT_END: &str = " bytes left out";
+
+/// Arguments whose JSON, a comma each, is no longer than `room`, the last one saying how many bytes are left out.
+fn fitting_args(args: &[String], room: usize) -> Vec<String> {
+    let told = |arg: &String| arg.strip_prefix(LEFT_OUT_START)?.strip_suffix(LEFT_OUT_END)?.parse().ok();
+    // What was left out before.
+    let (args, mut dropped): (_, u64) = match args.split_last().and_then(|(last, args)| Some((args, told(last)?))) {
+        Some(told) => told,
+        None => (args, 0),
+    };
+    let mut room = room.saturating_sub(left_out(u64::MAX).len() + 3);
+    let mut kept = Vec::new();
+    let mut args = args.iter();
+    for arg in args.by_ref() {
+        let mut end = 0;
+        // Quotes and a comma.
+        let mut cost = 3;
+        for (at, c) in arg.char_indices() {
+            cost += match c {
+                '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
+                c if c < ' ' => 6,
+                c => c.len_utf8(),
+            };
+            if cost > room {
+                break;
+            }
+            end = at + c.len_utf8();
+        }
+        if cost <= room {
+            room -= cost;
+            kept.push(arg.clone());
+            continue;
+        }
+        if end > 0 {
+            kept.push(arg[..end].to_owned());
+        }
+        dropped += (arg.len() - end) as u64;
+        break;
+    }
+    dropped += args.map(|arg| arg.len() as u64).sum::<u64>();
+    kept.push(left_out(dropped));
+    kept
+}
+
+/// A path that need not be UTF-8, as the paths of changes are written.
+mod bytes_of_path {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::diff::PathBytes;
+
+    pub fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        PathBytes::new(path.as_os_str().as_bytes()).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        PathBytes::deserialize(deserializer).map(|path| PathBuf::from(OsString::from_vec(path.into_bytes())))
     }
 }
 
@@ -252,6 +339,48 @@ mod tests {
         let back: ResultDocument = serde_json::from_str(&text).unwrap();
         assert!(back.truncated && back.changes.len() > 50);
         assert_eq!(back.changes[1].path.to_string_lossy(), "/root/file-000001");
+    }
+
+    /// A script that is an argument is often longer than an annotation: it was given whole, however long.
+    #[test]
+    fn long_arguments_leave_room_for_what_they_did() {
+        for arg in ["x".repeat(100_000), "\u{1}\"é".repeat(30_000)] {
+            let mut document = example(3);
+            document.args = vec!["sh".into(), "-c".into(), arg.clone(), "more".into()];
+            let text = document.to_json_within(MAX_ANNOTATION).unwrap();
+            assert!(text.len() <= MAX_ANNOTATION && text.len() > MAX_ANNOTATION / 2 - 400, "{} bytes", text.len());
+            let mut back: ResultDocument = serde_json::from_str(&text).unwrap();
+            assert_eq!((&back.changes, back.truncated), (&document.changes, false));
+            let [sh, c, start, told] = back.args.as_slice() else { panic!("{:?}", back.args) };
+            assert!([sh, c] == ["sh", "-c"] && arg.starts_with(start));
+            assert_eq!(*told, left_out((arg.len() - start.len() + "more".len()) as u64));
+            // Once more: what was left out before counts.
+            let kept = start.len();
+            let text = back.to_json_within(MAX_ANNOTATION / 4).unwrap();
+            assert!(text.len() <= MAX_ANNOTATION / 4, "{} bytes", text.len());
+            back = serde_json::from_str(&text).unwrap();
+            assert!(back.args[2].len() < kept);
+            assert_eq!(back.args[3], left_out((arg.len() - back.args[2].len() + "more".len()) as u64));
+        }
+        let mut document = example(100_000);
+        document.args.push("y".repeat(20_000));
+        let many = PolicyDecision { field: "f".repeat(100), from: "a".into(), to: "b".into(), why: "w".repeat(100) };
+        document.policy = vec![many; 200];
+        let text = document.to_json_within(MAX_ANNOTATION).unwrap();
+        assert!(text.len() <= MAX_ANNOTATION, "{} bytes", text.len());
+        let back: ResultDocument = serde_json::from_str(&text).unwrap();
+        assert!(back.truncated && !back.changes.is_empty() && back.policy.len() > 5);
+    }
+
+    /// A directory may have any name: its exec had no result, neither on file nor by `show`.
+    #[test]
+    fn a_directory_need_not_be_text() {
+        use std::os::unix::ffi::OsStringExt;
+        let cwd = PathBuf::from(std::ffi::OsString::from_vec(b"/\xff".to_vec()));
+        let document = ResultDocument { cwd, ..example(1) };
+        let text = serde_json::to_string(&document).unwrap();
+        assert!(text.contains(r#""cwd":{"pathBase64":"L/8="}"#), "{text}");
+        assert_eq!(serde_json::from_str::<ResultDocument>(&text).unwrap(), document);
     }
 
     #[test]
