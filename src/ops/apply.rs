@@ -4,8 +4,10 @@
 //! nothing. It is not undone by a rollback: afterwards the host's directory is what lies under all generations.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
@@ -94,7 +96,9 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     tidy(&mounts, &past, wanted)?;
     if !applied.plan.steps.is_empty() {
         // Before anything is done: what is half done is on record too.
-        store.append_event(Some(container.key), "apply", &event(request, &applied))?;
+        let path = request.path.as_ref().map_or(&b"/"[..], PathBytes::as_bytes);
+        let path = Path::new(OsStr::from_bytes(path));
+        store.append_applied(container.key, path, head, &event(request, &applied))?;
         carry_out(&applied.plan, &mounts, &fds)?;
     }
     Ok(applied)

@@ -264,6 +264,7 @@ pub(super) fn purge(tx: &Connection, key: ContainerKey) -> Result<Vec<Released>,
         "DELETE FROM execs WHERE container = ?",
         "DELETE FROM cow_mounts WHERE container = ?",
         "DELETE FROM retired WHERE container = ?",
+        "DELETE FROM applied WHERE container = ?",
         "DELETE FROM containers WHERE key = ?",
     ] {
         tx.prepare_cached(sql).and_then(|mut s| s.execute([key.0])).during(OP)?;

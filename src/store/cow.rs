@@ -1,14 +1,16 @@
 //! Copy-on-write mounts of a container: where each is, the host's directory that it shows, and the layer that takes what
 //! the first process writes there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, params};
 
-use crate::id::LayerId;
+use crate::id::{Generation, LayerId};
 
+use super::container::live;
 use super::error::DbContext;
-use super::{ContainerKey, Store, StoreError, blob_path, parsed, path_blob};
+use super::event::append;
+use super::{ContainerKey, Store, StoreError, blob_path, number, parsed, path_blob};
 
 /// One copy-on-write mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,31 @@ impl Store {
                 .collect()
             })
             .during("list copy-on-write mounts")
+    }
+
+    /// Records that `apply` is about to bring `generation` to the host at `path`, one of the container's, and below; `/` is
+    /// all of it. The event's seq. By its layers the host's state is known again later, so it is not dropped.
+    pub fn append_applied(
+        &self,
+        key: ContainerKey,
+        path: &Path,
+        of: Generation,
+        payload: &serde_json::Value,
+    ) -> Result<u64, StoreError> {
+        const OP: &str = "record what is applied";
+        self.write(OP, |tx| {
+            let container = live(tx, key)?;
+            super::generation::require(tx, key, of)?;
+            if path == Path::new("/") {
+                tx.prepare_cached("DELETE FROM applied WHERE container = ?")
+                    .and_then(|mut s| s.execute([key.0]))
+                    .during(OP)?;
+            }
+            tx.prepare_cached("INSERT OR REPLACE INTO applied VALUES(?, ?, ?)")
+                .and_then(|mut s| s.execute(params![key.0, path_blob(path), number(of.0)]))
+                .during(OP)?;
+            append(tx, super::now_ns(), Some((key, &container.id)), "apply", payload)
+        })
     }
 }
 

@@ -193,7 +193,7 @@ impl Store {
         self.write("roll back", |tx| {
             let container = live(tx, key)?;
             require(tx, key, to)?;
-            set_head(tx, key, to)?;
+            move_head(tx, &container, to)?;
             let payload = json!({"from": container.head, "to": to});
             append(tx, now_ns(), Some((key, &container.id)), "rollback", &payload)?;
             Ok(Rollback { from: container.head, to })
@@ -205,7 +205,7 @@ impl Store {
         self.write("reset", |tx| {
             let container = live(tx, key)?;
             let to = Generation::ZERO;
-            set_head(tx, key, to)?;
+            move_head(tx, &container, to)?;
             let payload = json!({"from": container.head, "to": to, "killed": killed});
             append(tx, now_ns(), Some((key, &container.id)), "reset", &payload)?;
             Ok(Rollback { from: container.head, to })
@@ -365,10 +365,10 @@ fn layers_down_to(
     Ok(chain)
 }
 
-/// Points HEAD at a generation that exists.
-fn set_head(tx: &Connection, key: ContainerKey, to: Generation) -> Result<(), StoreError> {
-    tx.prepare_cached("UPDATE containers SET head = ? WHERE key = ?")
-        .and_then(|mut s| s.execute(params![number(to.0), key.0]))
+/// Points HEAD at a generation that exists. Where it was is kept, so that there is a way back.
+fn move_head(tx: &Connection, container: &Container, to: Generation) -> Result<(), StoreError> {
+    tx.prepare_cached("UPDATE containers SET head = ?, moved_from = ? WHERE key = ?")
+        .and_then(|mut s| s.execute(params![number(to.0), number(container.head.0), container.key.0]))
         .during("move HEAD")?;
     Ok(())
 }

@@ -30,15 +30,15 @@ pub const MAX_FOLDS: usize = 64;
 const LOOKS: u64 = 64;
 
 /// Who keeps a generation: the queries for the numbers that they keep, of the container ?1. Snapshots will be a line here.
-const PINS: [&str; 4] = [
+const PINS: [&str; 5] = [
     "SELECT head FROM containers WHERE key = ?1",
     "SELECT settled FROM containers WHERE key = ?1",
     "SELECT base FROM execs WHERE container = ?1
          AND (disposition IS NULL OR (disposition IN ('held', 'conflict', 'aborted') AND layer IS NOT NULL))",
     // Where the last rollback came from, so that it can be undone however old that is.
-    "SELECT left FROM (SELECT payload ->> '$.from' AS left FROM events
-         WHERE container = ?1 AND kind <> 'exec' AND kind IN ('rollback', 'reset') AND json_valid(payload)
-         ORDER BY seq DESC LIMIT 1) WHERE left IS NOT NULL",
+    "SELECT moved_from FROM containers WHERE key = ?1 AND moved_from IS NOT NULL",
+    // What `apply` has last brought to the host, whole or in part: by its layers the host's state is known again.
+    "SELECT generation FROM applied WHERE container = ?1",
 ];
 
 /// A generation that goes.
@@ -373,33 +373,9 @@ impl Store {
 
 /// The generations that somebody keeps.
 fn pinned(tx: &Connection, key: ContainerKey) -> Result<BTreeSet<Generation>, StoreError> {
-    const OP: &str = "look for old generations";
-    let mut pins: BTreeSet<Generation> = tx
-        .prepare_cached(&PINS.join(" UNION "))
+    tx.prepare_cached(&PINS.join(" UNION "))
         .and_then(|mut s| s.query_map([key.0], |row| generation(row, 0))?.collect())
-        .during(OP)?;
-    // What `apply` has last brought to the host, whole or in part: by its layers the host's state is known again.
-    let mut applied = tx
-        .prepare_cached(
-            "SELECT payload ->> '$.path', payload ->> '$.generation' FROM events
-             WHERE container = ?1 AND kind <> 'exec' AND kind = 'apply' AND json_valid(payload)
-                 AND EXISTS(SELECT 1 FROM cow_mounts WHERE container = ?1) ORDER BY seq DESC",
-        )
-        .during(OP)?;
-    let mut rows = applied.query([key.0]).during(OP)?;
-    let mut seen = BTreeSet::new();
-    while let Some(row) = rows.next().during(OP)? {
-        let read = || Ok((row.get::<_, Option<String>>(0)?, row.get::<_, Option<i64>>(1)?));
-        let (Some(path), Some(at)) = read().during(OP)? else { continue };
-        let whole = path == "/";
-        if seen.insert(path) {
-            pins.insert(Generation(at as u64));
-        }
-        if whole {
-            break;
-        }
-    }
-    Ok(pins)
+        .during("look for old generations")
 }
 
 /// Whether the history is as far as the plan goes what it was made of.

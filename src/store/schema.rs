@@ -25,7 +25,7 @@ pub(super) fn is_current(header: &[u8; HEADER]) -> bool {
 }
 
 /// Step N (from 0) takes format N to N + 1.
-pub(super) const MIGRATIONS: &[&str] = &[V1, V2, V3, V4];
+pub(super) const MIGRATIONS: &[&str] = &[V1, V2, V3, V4, V5];
 
 const V1: &str = "
 CREATE TABLE containers(
@@ -142,6 +142,28 @@ CREATE TABLE retired(
     number INTEGER NOT NULL,
     exec INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+";
+
+/// What retention keeps is not told by the event log alone, of which the oldest events go.
+const V5: &str = "
+ALTER TABLE containers ADD COLUMN moved_from INTEGER;
+CREATE TABLE applied(
+    container INTEGER NOT NULL REFERENCES containers(key),
+    path BLOB NOT NULL,
+    generation INTEGER NOT NULL,
+    PRIMARY KEY(container, path)
+) STRICT, WITHOUT ROWID;
+UPDATE containers SET moved_from = (
+    SELECT CAST(payload ->> '$.from' AS INTEGER) FROM events
+    WHERE container = containers.key AND kind <> 'exec' AND kind IN ('rollback', 'reset') AND json_valid(payload)
+    ORDER BY seq DESC LIMIT 1);
+INSERT OR REPLACE INTO applied
+    SELECT container, CAST(payload ->> '$.path' AS BLOB), CAST(payload ->> '$.generation' AS INTEGER) FROM events e
+    WHERE kind <> 'exec' AND kind = 'apply' AND json_valid(payload) AND container IN (SELECT key FROM containers)
+        AND payload ->> '$.path' IS NOT NULL AND payload ->> '$.generation' IS NOT NULL
+        AND seq >= coalesce((SELECT max(seq) FROM events w WHERE w.container = e.container AND w.kind <> 'exec'
+                                 AND w.kind = 'apply' AND json_valid(w.payload) AND w.payload ->> '$.path' = '/'), 0)
+    ORDER BY seq;
 ";
 
 /// Brings the database to the newest format of `steps`, or says why not. One pragma where there is nothing to do.

@@ -94,3 +94,70 @@ fn version_1_is_brought_to_version_2() {
     assert!(index.contains("'shared'"), "{index}");
     assert_eq!(conn.query_row("SELECT count(*) FROM execs", [], |row| row.get::<_, i64>(0)).unwrap(), 1);
 }
+
+/// The log is bounded, what it told of may be needed for longer: where the last rollback came from, and what `apply` has
+/// brought to the host.
+#[test]
+fn what_is_kept_does_not_depend_on_how_much_is_logged() {
+    let f = fixture();
+    let s = f.store.keeping_events(100);
+    let key = s.add_container(&new_container("c")).unwrap();
+    commit_times(&s, key, 6);
+    s.append_applied(key, Path::new("/work"), Generation(3), &serde_json::json!({})).unwrap();
+    s.append_applied(key, Path::new("/"), Generation(4), &serde_json::json!({})).unwrap();
+    s.append_applied(key, Path::new("/work"), Generation(2), &serde_json::json!({})).unwrap();
+    s.rollback(key, Generation(1)).unwrap();
+    let bounds = crate::terms::Retention { generations: Some(1), ..Default::default() };
+    let dropped = || -> Vec<u64> {
+        s.plan_retention(key, &bounds, None).unwrap().dropped.iter().map(|dropped| dropped.row.number.0).collect()
+    };
+    let before = dropped();
+    assert_eq!(before, [3, 5]);
+    checks(&s, key, 600);
+    assert_eq!(dropped(), before);
+    assert_sound(&s);
+    for released in s.remove_container(key).unwrap().released {
+        s.delete_layer(released).unwrap();
+    }
+    assert_sound(&s);
+}
+
+/// A database of version 4: what was told by the log alone is taken from there.
+#[test]
+fn version_4_is_brought_to_version_5() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db.sqlite");
+    let conn = Connection::open(&path).unwrap();
+    migrate(&conn, &path, &MIGRATIONS[..4]).unwrap();
+    let event = |seq: u64, key: u64, kind: &str, payload: &str| {
+        format!("INSERT INTO events VALUES({seq}, 1, {key}, 'c', '{kind}', '{payload}', x'', x'');")
+    };
+    let events: Vec<String> = [
+        (1, "rollback", r#"{"from": 7, "to": 1}"#),
+        (1, "rollback", r#"{"from": 5, "to": 2}"#),
+        (1, "exec", r#"{"from": 9, "path": "/", "generation": 9}"#),
+        (1, "apply", r#"{"path": "/old", "generation": 1}"#),
+        (1, "apply", r#"{"path": "/", "generation": 2}"#),
+        (1, "apply", r#"{"path": "/work", "generation": 3}"#),
+        (1, "apply", r#"{"path": "/work", "generation": 4}"#),
+        (1, "apply", "{"),
+        (2, "apply", r#"{"path": "/a", "generation": 6}"#),
+        (3, "apply", r#"{"path": "/", "generation": 8}"#),
+    ]
+    .iter()
+    .zip(1..)
+    .map(|((key, kind, payload), seq)| event(seq, *key, kind, payload))
+    .collect();
+    let add = |id: &str| {
+        format!("INSERT INTO containers(id, root, bundle, rootfs, created_ns) VALUES('{id}', x'2f', x'2f', x'2f', 1);")
+    };
+    conn.execute_batch(&[add("c"), add("d"), events.concat()].concat()).unwrap();
+    migrate(&conn, &path, &MIGRATIONS[..5]).unwrap();
+    let rows = |sql: &str| -> Vec<String> {
+        let mut select = conn.prepare(sql).unwrap();
+        select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    };
+    assert_eq!(rows("SELECT id || ' ' || coalesce(moved_from, 'none') FROM containers"), ["c 5", "d none"]);
+    let applied = rows("SELECT container || ' ' || CAST(path AS TEXT) || ' ' || generation FROM applied");
+    assert_eq!(applied, ["1 / 2", "1 /work 4", "2 /a 6"]);
+}
