@@ -1,7 +1,9 @@
 //! agentsbx's own verbs: what they print, and how they refuse.
 
+use std::time::Duration;
+
 use crate::support::bundle::Bundle;
-use crate::support::{Cmd, Env, result};
+use crate::support::{Cmd, Env, result, wait_until};
 
 /// `diff` in all its forms says the same.
 #[test]
@@ -316,6 +318,32 @@ fn what_could_not_be_printed_is_told() {
         let gone = shell("{ sleep 0.05; \"$@\"; echo $? >&2; } | true", args).expect(0);
         assert_eq!(gone.stderr, "141\n", "{args:?}");
     }
+}
+
+/// An exec that has its row and not yet its cgroup when `reset` looks is killed too: it ran on, `reset` waited half a minute
+/// for it, and then told that it had killed it.
+#[test]
+fn reset_kills_what_is_just_beginning() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let mut killed = 0;
+    for n in 0..60u64 {
+        let exec = env.cmd(["exec", &bundle.id, "sleep", "65436"]).spawn();
+        std::thread::sleep(Duration::from_micros(n % 20 * 500));
+        let reset = env.cmd(["reset", &bundle.id]).run();
+        assert!(reset.code == 0 && reset.took < Duration::from_secs(10), "{n}: {reset:?}");
+        if reset.stdout.starts_with("1 exec killed") {
+            killed += 1;
+        } else {
+            // It began afterwards.
+            wait_until("the exec", Duration::from_secs(10), || {
+                bundle.sh_with(["--layer", "discard"], "ps | grep -q 'sleep 6543[6]'").code == 0
+            });
+            env.ok(["reset", &bundle.id]);
+        }
+        assert_ne!(exec.wait().code, 0);
+    }
+    assert!(killed > 0);
 }
 
 /// `reset` is no rollback in the log; branches that were left are beside HEAD's line, and say where they began.

@@ -22,22 +22,22 @@ pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Roll
 pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), OpsError> {
     let (store, container) = context.container_to_free(container)?;
     let running = store.running(container.key)?;
-    for exec in &running {
-        members::kill(&exec.cgroups, KILL_PATIENCE)?;
-    }
     let begun = Instant::now();
     let mut pause = Duration::from_millis(1);
+    let mut left = running.clone();
     // Their supervisors write the results; a commit that one of them makes meanwhile is left behind by the rollback.
-    loop {
-        let left = store.running(container.key)?;
-        if !left.iter().any(|now| running.iter().any(|then| then.id == now.id)) || begun.elapsed() > RESET_PATIENCE {
-            break;
+    while !left.is_empty() && begun.elapsed() < RESET_PATIENCE {
+        // Each time: one that has only its row yet gets its cgroup, and its command, later.
+        for exec in &left {
+            members::kill(&exec.cgroups, KILL_PATIENCE)?;
         }
-        recover::container(&store, container.key)?;
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
+        recover::container(&store, container.key)?;
+        let now = store.running(container.key)?;
+        left.retain(|exec| now.iter().any(|now| now.id == exec.id));
     }
-    let killed = running.len();
+    let killed = running.len() - left.len();
     let moved = move_head(&store, &container, || store.reset(container.key, killed as u64))?;
     Ok((killed, moved))
 }
