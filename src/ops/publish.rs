@@ -138,9 +138,13 @@ fn forget_old(store: &Store, container: &Container) -> Result<(), OpsError> {
     Ok(())
 }
 
-/// Brings an exec's result up to date after its held layer was committed or discarded.
+/// Brings an exec's result up to date after its held layer was committed or discarded. Nothing where its row is gone since:
+/// rows that kept no layer are bounded, and the container may have been deleted.
 pub fn decided(store: &Store, container: &Container, exec: &ExecId) -> Result<(), OpsError> {
-    let record = store.exec(container.key, &exec.to_string())?;
+    let record = match store.exec(container.key, &exec.to_string()) {
+        Err(StoreError::ExecNotFound { .. }) => return Ok(()),
+        other => other?,
+    };
     let document = document(store, container, &record)?;
     ended(store, container, &document, None)
 }

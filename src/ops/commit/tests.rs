@@ -168,3 +168,16 @@ fn an_aborted_commit_changes_no_modes() {
     assert_eq!(touched, exec.touched);
     assert_eq!(lab.mode_in(&exec.layer), 0o755);
 }
+
+/// Other execs end while a discarded layer is being deleted, and its row may be the oldest of too many: the discard was told
+/// as failed, by an exec that is not there.
+#[test]
+fn a_result_whose_row_is_gone_is_not_missed() {
+    let lab = Lab::new();
+    let held = lab.exec(0o755, "x");
+    lab.finish(&held, Ending::Hold).unwrap();
+    let (store, key) = (&lab.store, lab.container.key);
+    store.delete_layer(store.discard_held(key, &held.id).unwrap()).unwrap();
+    assert_eq!(store.trim(key, 0).unwrap(), 1);
+    crate::ops::publish::decided(store, &lab.container, &held.id).unwrap();
+}
