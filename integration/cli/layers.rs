@@ -169,6 +169,12 @@ fn conflicts_are_found_where_an_update_would_be_lost() {
                 assert_eq!(result::disposition(second), "conflict", "{ours} | {theirs}: {second}");
                 assert!(result::conflicts(second).contains(path), "{ours} | {theirs}: {second}");
                 assert_eq!(second["generation"]["head"], first["generation"]["head"]);
+                // Decided, it is in conflict with nobody any more.
+                let exec = result::exec(second);
+                env.ok(["commit", &bundle.id, exec, "--force"]);
+                let decided = env.json(["show", &bundle.id, exec, "--json"]);
+                assert_eq!(result::disposition(&decided), "committed");
+                assert_eq!(result::conflicts(&decided), "[]", "{decided}");
             }
         }
         env.ok(["delete", "--force", &bundle.id]);

@@ -264,6 +264,7 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
     if record.args_dropped > 0 {
         args.push(left_out(record.args_dropped));
     }
+    let in_conflict = record.disposition == Some(Disposition::Conflict);
     let head = match record.generation {
         Some(generation) => generation,
         None => store.head(container.key)?,
@@ -301,8 +302,9 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
             .map_err(json_file(column))?
             .unwrap_or_default(),
         changes: details.changes,
-        conflicts: details.conflicts,
-        conflict_reason: details.conflict_reason.filter(|_| record.disposition == Some(Disposition::Conflict)),
+        // One that was committed or discarded since is in conflict with nobody.
+        conflicts: if in_conflict { details.conflicts } else { Vec::new() },
+        conflict_reason: details.conflict_reason.filter(|_| in_conflict),
         policy: details.policy,
         survivors_killed: record.survivors,
         truncated: details.truncated,
