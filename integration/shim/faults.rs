@@ -275,9 +275,15 @@ fn a_shim_ends_whose_container_was_deleted_without_it() {
 /// A cgroup that can have no more processes, with a shim in it. It is emptied and removed in the end.
 struct Full<'a>(&'a Containerd, PathBuf);
 
+/// Where the groups are that count processes, on v1 and v2.
+fn groups() -> &'static str {
+    let v1 = "/sys/fs/cgroup/pids";
+    if Path::new(v1).exists() { v1 } else { "/sys/fs/cgroup" }
+}
+
 impl Full<'_> {
     fn of<'a>(task: &Task<'a>, shim: i32) -> Full<'a> {
-        let group = format!("/sys/fs/cgroup/pids{}/{}", task.containerd.cgroup, unique("full"));
+        let group = format!("{}{}/{}", groups(), task.containerd.cgroup, unique("full"));
         let full = Full(task.containerd, group.into());
         fs::create_dir(&full.1).expect("make a cgroup");
         fs::write(full.1.join("cgroup.procs"), shim.to_string()).expect("move the shim");
@@ -292,7 +298,8 @@ impl Full<'_> {
 impl Drop for Full<'_> {
     fn drop(&mut self) {
         self.limit("max");
-        let above = format!("/sys/fs/cgroup/pids{}/cgroup.procs", self.0.cgroup);
+        // On v2 a group with groups below has no processes.
+        let above = format!("{}/cgroup.procs", groups());
         for pid in fs::read_to_string(self.1.join("cgroup.procs")).unwrap_or_default().lines() {
             // It may have ended.
             let _ = fs::write(&above, pid);
