@@ -345,6 +345,39 @@ fn limits_are_updated_and_counted() {
     assert!(host.fails(&["update", "--pids-limit", "9", &host.id]).contains("container not running"));
 }
 
+/// A value that fits only what is written after it was refused, and what had been written by then stayed.
+#[test]
+fn limits_are_updated_together_or_not_at_all() {
+    let host = Host::new("echo up; exec sleep 1000", |_| {});
+    host.detached(&["run", "--detach"]);
+    fn update<'a>(host: &'a Host, args: &[&'a str]) -> Vec<&'a str> {
+        [&["update"], args, &[host.id.as_str()]].concat()
+    }
+    host.ok(&update(&host, &["--cpu-period", "100000", "--cpu-quota", "40000", "--cpu-burst", "40000"]));
+    host.ok(&update(&host, &["--cpu-quota", "20000", "--cpu-burst", "10000", "--pids-limit", "20"]));
+    let text = host.fails(&update(&host, &["--cpu-quota", "30000", "--cpu-period", "5", "--pids-limit", "30"]));
+    assert!(text.contains("invalid argument"), "{text}");
+    let stats: Value = serde_json::from_str(&host.ok(&["events", "--stats", &host.id])).unwrap();
+    assert_eq!(stats["data"]["pids"]["limit"], 20);
+    let exec = host.ok(&["exec", "--layer", "discard", &host.id, "cat", "/proc/self/cgroup"]);
+    let cpu = exec.lines().find_map(|l| l.split_once(":cpu,cpuacct:").or(l.split_once(":cpu:"))).map(|(_, path)| path);
+    if let Some(path) = cpu.filter(|path| path.contains(&host.id)) {
+        let quota = fs::read_to_string(format!("/sys/fs/cgroup/cpu{path}/cpu.cfs_quota_us")).unwrap();
+        assert_eq!(quota, "20000\n");
+    }
+}
+
+/// `/etc/passwd` is the image's: what has no end, or waits for somebody, held up `start` for as long as that waits.
+#[test]
+fn a_user_database_that_is_no_file_is_none() {
+    let host = Host::new("echo \"$HOME\"", |config| config["process"]["env"] = json!(["PATH=/bin"]));
+    fs::create_dir_all(host.rootfs().join("etc")).unwrap();
+    assert!(Command::new("mkfifo").arg(host.rootfs().join("etc/passwd")).status().unwrap().success());
+    let begun = Instant::now();
+    assert_eq!(host.ok(&["run", "--bundle", host.bundle().to_str().unwrap(), &host.id]), "/\n");
+    assert!(begun.elapsed() < Duration::from_secs(8));
+}
+
 #[test]
 fn a_kill_for_memory_is_an_event() {
     let host = Host::new("sleep 1; x=a; while :; do x=$x$x; done", |config| {
