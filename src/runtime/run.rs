@@ -148,7 +148,7 @@ fn wait(record: &Record, init: &PidFd, signals: &SignalFd, mut terminal: Option<
             && let Some(ended) = init.try_reap().during("wait for the container")?
         {
             if let Some(terminal) = terminal {
-                terminal.finish();
+                terminal.finish(None);
             }
             return Ok(ended);
         }
