@@ -244,6 +244,48 @@ fn a_created_container_ends_when_asked() {
     host.ok(&["delete", "--force", &host.id]);
 }
 
+/// A container that may write to its cgroups could nest them deeper than a path is long: then nobody could list, signal or
+/// delete it any more.
+#[test]
+fn cgroups_nested_without_end_are_deleted() {
+    let script = "d=/sys/fs/cgroup/pids; [ -d $d ] || d=/sys/fs/cgroup; cd $d; n=$(printf %0250d 1); i=0
+        while [ $i -lt 40 ] && mkdir $n && cd $n 2>/dev/null; do i=$((i + 1)); done; [ $i -gt 14 ] && echo up; exec sleep 1000";
+    let host = Host::new(script, |config| {
+        let mounts = config["mounts"].as_array_mut().unwrap();
+        mounts.retain(|mount| mount["type"] != "cgroup");
+        mounts.push(json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]}));
+    });
+    host.detached(&["run", "--detach"]);
+    until("it is deep down", || host.out() == "up\n");
+    let pids: Value = serde_json::from_str(&host.ok(&["ps", "--format", "json", &host.id])).unwrap();
+    assert_eq!(pids.as_array().map(Vec::len), Some(1), "{pids}");
+    host.ok(&["kill", "--all", &host.id, "KILL"]);
+    until("it stopped", || host.status() == "stopped");
+    host.ok(&["delete", &host.id]);
+}
+
+/// The socket for the terminal of a foreground container lies below the root, and its path had to fit into an address.
+#[test]
+fn a_terminal_comes_through_a_root_of_any_length() {
+    let host = Host::new("tty", |config| config["process"]["terminal"] = json!(true));
+    let root = host.dir.path().join("r".repeat(150));
+    let run = host.agentsbx(&[
+        "--root",
+        root.to_str().unwrap(),
+        "run",
+        "--bundle",
+        host.bundle().to_str().unwrap(),
+        &host.id,
+    ]);
+    let line = std::iter::once(run.get_program()).chain(run.get_args()).map(|word| word.to_str().unwrap());
+    let line = line.collect::<Vec<_>>().join(" ");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]).stdin(Stdio::null());
+    let output = script.env("AGENTSBX_CONFIG", &crate::support::env::process().config).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("/dev/pts/0"), "{text}");
+}
+
 /// Nested cgroups and processes that outlive the first one once blocked a delete for ever.
 #[test]
 fn delete_takes_nested_cgroups_and_orphans() {
