@@ -244,6 +244,48 @@ fn a_created_container_ends_when_asked() {
     host.ok(&["delete", "--force", &host.id]);
 }
 
+/// A container that may write to its cgroups could nest them deeper than a path is long: then nobody could list, signal or
+/// delete it any more.
+#[test]
+fn cgroups_nested_without_end_are_deleted() {
+    let script = "d=/sys/fs/cgroup/pids; [ -d $d ] || d=/sys/fs/cgroup; cd $d; n=$(printf %0250d 1); i=0
+        while [ $i -lt 40 ] && mkdir $n && cd $n 2>/dev/null; do i=$((i + 1)); done; [ $i -gt 14 ] && echo up; exec sleep 1000";
+    let host = Host::new(script, |config| {
+        let mounts = config["mounts"].as_array_mut().unwrap();
+        mounts.retain(|mount| mount["type"] != "cgroup");
+        mounts.push(json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["rw"]}));
+    });
+    host.detached(&["run", "--detach"]);
+    until("it is deep down", || host.out() == "up\n");
+    let pids: Value = serde_json::from_str(&host.ok(&["ps", "--format", "json", &host.id])).unwrap();
+    assert_eq!(pids.as_array().map(Vec::len), Some(1), "{pids}");
+    host.ok(&["kill", "--all", &host.id, "KILL"]);
+    until("it stopped", || host.status() == "stopped");
+    host.ok(&["delete", &host.id]);
+}
+
+/// The socket for the terminal of a foreground container lies below the root, and its path had to fit into an address.
+#[test]
+fn a_terminal_comes_through_a_root_of_any_length() {
+    let host = Host::new("tty", |config| config["process"]["terminal"] = json!(true));
+    let root = host.dir.path().join("r".repeat(150));
+    let run = host.agentsbx(&[
+        "--root",
+        root.to_str().unwrap(),
+        "run",
+        "--bundle",
+        host.bundle().to_str().unwrap(),
+        &host.id,
+    ]);
+    let line = std::iter::once(run.get_program()).chain(run.get_args()).map(|word| word.to_str().unwrap());
+    let line = line.collect::<Vec<_>>().join(" ");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]).stdin(Stdio::null());
+    let output = script.env("AGENTSBX_CONFIG", &crate::support::env::process().config).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("/dev/pts/0"), "{text}");
+}
+
 /// Nested cgroups and processes that outlive the first one once blocked a delete for ever.
 #[test]
 fn delete_takes_nested_cgroups_and_orphans() {
@@ -343,6 +385,39 @@ fn limits_are_updated_and_counted() {
         host.fails(&["events", "--stats", &host.id]).contains(&format!("container with id {} is not running", host.id))
     );
     assert!(host.fails(&["update", "--pids-limit", "9", &host.id]).contains("container not running"));
+}
+
+/// A value that fits only what is written after it was refused, and what had been written by then stayed.
+#[test]
+fn limits_are_updated_together_or_not_at_all() {
+    let host = Host::new("echo up; exec sleep 1000", |_| {});
+    host.detached(&["run", "--detach"]);
+    fn update<'a>(host: &'a Host, args: &[&'a str]) -> Vec<&'a str> {
+        [&["update"], args, &[host.id.as_str()]].concat()
+    }
+    host.ok(&update(&host, &["--cpu-period", "100000", "--cpu-quota", "40000", "--cpu-burst", "40000"]));
+    host.ok(&update(&host, &["--cpu-quota", "20000", "--cpu-burst", "10000", "--pids-limit", "20"]));
+    let text = host.fails(&update(&host, &["--cpu-quota", "30000", "--cpu-period", "5", "--pids-limit", "30"]));
+    assert!(text.contains("invalid argument"), "{text}");
+    let stats: Value = serde_json::from_str(&host.ok(&["events", "--stats", &host.id])).unwrap();
+    assert_eq!(stats["data"]["pids"]["limit"], 20);
+    let exec = host.ok(&["exec", "--layer", "discard", &host.id, "cat", "/proc/self/cgroup"]);
+    let cpu = exec.lines().find_map(|l| l.split_once(":cpu,cpuacct:").or(l.split_once(":cpu:"))).map(|(_, path)| path);
+    if let Some(path) = cpu.filter(|path| path.contains(&host.id)) {
+        let quota = fs::read_to_string(format!("/sys/fs/cgroup/cpu{path}/cpu.cfs_quota_us")).unwrap();
+        assert_eq!(quota, "20000\n");
+    }
+}
+
+/// `/etc/passwd` is the image's: what has no end, or waits for somebody, held up `start` for as long as that waits.
+#[test]
+fn a_user_database_that_is_no_file_is_none() {
+    let host = Host::new("echo \"$HOME\"", |config| config["process"]["env"] = json!(["PATH=/bin"]));
+    fs::create_dir_all(host.rootfs().join("etc")).unwrap();
+    assert!(Command::new("mkfifo").arg(host.rootfs().join("etc/passwd")).status().unwrap().success());
+    let begun = Instant::now();
+    assert_eq!(host.ok(&["run", "--bundle", host.bundle().to_str().unwrap(), &host.id]), "/\n");
+    assert!(begun.elapsed() < Duration::from_secs(8));
 }
 
 #[test]

@@ -293,3 +293,19 @@ fn unknown_capabilities_are_left_out() {
     let out = env.cmd(["exec", "--process"]).arg(&file).arg(&bundle.id).run().expect(0);
     assert_eq!(out.stdout, "CapBnd:\t0000000000000001\n");
 }
+
+/// While nobody read what a command wrote to its terminal, the supervisor waited in a write, and its time limit did not
+/// hold. What is read is read whole.
+#[test]
+fn a_time_limit_holds_while_nobody_reads_the_terminal() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let exec = env.cmd(["exec", "-t", "--timeout", "1", &bundle.id, "yes"]);
+    let out = exec.in_shell("{ \"$@\" </dev/null; echo $? >\"$CODE\"; } | { sleep 15; cat \"$CODE\"; }");
+    let out = out.env("CODE", env.dir.join("code")).limit(Duration::from_secs(60));
+    assert_eq!(out.run().ok().trim(), "124");
+    let script = "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i + 1)); done";
+    let exec = env.cmd(["exec", "-t", &bundle.id, "sh", "-c", script]);
+    let numbers = exec.in_shell("\"$@\" </dev/null | { sleep 1; tr -d '\\r'; }").run().ok();
+    assert!(numbers.lines().map(str::parse).eq((0..20000).map(Ok::<i32, std::num::ParseIntError>)));
+}

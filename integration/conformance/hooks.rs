@@ -128,6 +128,43 @@ fn start_container_hooks_are_confined() {
     assert_eq!(lines, ["CapEff:\t0000000000000020", "NoNewPrivs:\t1", "Seccomp:\t2"]);
 }
 
+/// A state that a pipe cannot hold (by its annotations) was written until the hook had read it: a time limit did not hold
+/// before, and where the first process is not the first of its pid namespace, a hook of startContainer that closed its stdin
+/// ended it.
+#[test]
+fn hooks_need_not_read_a_long_state() {
+    let env = Env::new();
+    let pod = Container::new(&env, Runtime::Ours, "exec sleep 100000", |_| {});
+    pod.start();
+    let namespace = format!("/proc/{}/ns/pid", pod.pid());
+    for runtime in BOTH {
+        let long =
+            |bundle: &mut Bundle<'_>| bundle.config["annotations"] = json!({"org.example.long": "x".repeat(100 << 10)});
+        let late = Container::new(&env, runtime, "true", |bundle| {
+            long(bundle);
+            bundle.config["hooks"]["prestart"] = json!([{"path": "/bin/sleep", "args": ["sleep", "60"], "timeout": 1}]);
+        });
+        let begun = std::time::Instant::now();
+        late.create().expect(1);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{runtime:?}");
+        if runtime == Runtime::Runc {
+            // It waits for what is left of the state to be read.
+            continue;
+        }
+        let deaf = Container::new(&env, runtime, "echo here; exec sleep 100000", |bundle| {
+            long(bundle);
+            let list = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+            list.retain(|ns| ns["type"] != "pid");
+            list.push(json!({"type": "pid", "path": namespace}));
+            let args = ["sh", "-c", "exec <&-; sleep 1"];
+            bundle.config["hooks"]["startContainer"] = json!([{"path": "/bin/sh", "args": args, "env": ["PATH=/bin"]}]);
+        });
+        deaf.start();
+        wait_until("the command", Duration::from_secs(10), || deaf.out() == "here\n");
+        assert_eq!(deaf.status(), "running");
+    }
+}
+
 /// A container with a user namespace: the host's hooks run in it too, and cannot be kept from the state by their rights.
 #[test]
 fn hooks_run_in_a_user_namespace() {

@@ -12,6 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::{InitError, Plan, Stdio, program};
 use crate::error::errno_text;
 use crate::rootfs::view;
+use crate::spec::passwd;
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::process::{Door, Fork};
 use crate::sys::{SysError, attributes, landlock, ns, process, signal, socket, tty};
@@ -399,14 +400,8 @@ fn add_home(plan: &mut Plan) {
 fn home_of(uid: u32) -> Option<Vec<u8>> {
     /// More than any real one; the file is the container's.
     const MAX_PASSWD: u64 = 1 << 20;
-    // Not blocking: it could be a FIFO.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open("/etc/passwd", flags, Mode::empty()).ok()?);
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
     let mut text = Vec::new();
-    file.take(MAX_PASSWD).read_to_end(&mut text).ok()?;
+    passwd::open().ok()?.take(MAX_PASSWD).read_to_end(&mut text).ok()?;
     home_in(&text, uid)
 }
 

@@ -183,6 +183,8 @@ pub fn freeze(dirs: &[CgroupDir], frozen: bool) -> Result<(), RuntimeError> {
     let deadline = Instant::now() + GONE_WITHIN;
     while !proc::read_text(&events).on("read", &events)?.lines().any(|l| l == want) {
         if Instant::now() > deadline {
+            // What would freeze later, unseen, would be a container that runs, and does nothing.
+            write(&file, "0").on("write", &file)?;
             return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)).on("freeze", &dir.path);
         }
         std::thread::sleep(Duration::from_millis(1));

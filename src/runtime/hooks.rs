@@ -15,10 +15,10 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
@@ -30,9 +30,11 @@ use super::error::RuntimeError;
 use super::state::{Record, Status};
 use crate::sys::{attributes, process};
 
+/// What every pipe takes at once, in bytes: a page (pipe(7)).
+const PIPE_MIN: usize = 4096;
 /// How much of a failed hook's output is told, in bytes.
 const OUTPUT_MAX: u64 = 2048;
-/// How often a hook with a time limit is looked at.
+/// How often a hook is looked at that has a time limit, or has not taken all of its state.
 const TICK: Duration = Duration::from_millis(2);
 
 /// All phases, in the order in which they happen.
@@ -113,11 +115,7 @@ fn one(hook: &Value, path: &str, state: &str, dir: Option<&Path>, default_env: &
         }
     }
     let mut child = command.spawn().map_err(text)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A hook that does not read its state is fine: the pipe breaks, or the state stays in it (it fits).
-        let _ = stdin.write_all(state.as_bytes());
-    }
-    let status = wait(&mut child, hook["timeout"].as_u64())?;
+    let status = wait(&mut child, state.as_bytes(), hook["timeout"].as_u64())?;
     if status.success() {
         return Ok(());
     }
@@ -131,22 +129,61 @@ fn one(hook: &Value, path: &str, state: &str, dir: Option<&Path>, default_env: &
     Err(if told.is_empty() { status.to_string() } else { format!("{status}: {told}") })
 }
 
-/// Waits for the hook's end, at most `seconds`; then it is killed.
-fn wait(child: &mut Child, seconds: Option<u64>) -> Result<ExitStatus, String> {
+/// Gives the hook its `state` and waits for its end, at most `seconds`; then it is killed.
+fn wait(child: &mut Child, state: &[u8], seconds: Option<u64>) -> Result<ExitStatus, String> {
     let text = |err: std::io::Error| err.to_string();
-    let Some(seconds) = seconds else { return child.wait().map_err(text) };
-    let limit = Instant::now() + Duration::from_secs(seconds);
+    // One that is beyond the clock is none.
+    let limit = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
+    let mut feed = Feed::begin(child.stdin.take(), state);
     loop {
+        feed.go_on();
+        if feed.pipe.is_none() && limit.is_none() {
+            return child.wait().map_err(text);
+        }
         if let Some(status) = child.try_wait().map_err(text)? {
             return Ok(status);
         }
-        if Instant::now() >= limit {
+        if limit.is_some_and(|limit| Instant::now() >= limit) {
             // It is ours and unreaped, so the pid is still its own.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(format!("timed out after {seconds} s"));
+            return Err(format!("timed out after {} s", seconds.unwrap_or_default()));
         }
         std::thread::sleep(TICK);
+    }
+}
+
+/// The state on its way into a hook's stdin. A pipe takes 64 KiB, annotations may be more, and a hook need not read: so
+/// nobody waits until it does.
+struct Feed<'a> {
+    pipe: Option<File>,
+    rest: &'a [u8],
+}
+
+impl Feed<'_> {
+    fn begin(stdin: Option<ChildStdin>, state: &[u8]) -> Feed<'_> {
+        let pipe = stdin.map(|stdin| File::from(OwnedFd::from(stdin)));
+        if state.len() > PIPE_MIN {
+            // Our end alone: the hook's is a file description of its own. Where a filter forbids it, most states fit all the
+            // same.
+            let _ = pipe.as_ref().map(|pipe| rustix::io::ioctl_fionbio(pipe, true));
+        }
+        Feed { pipe, rest: state }
+    }
+
+    /// Writes what the pipe takes, and closes it behind the last byte.
+    fn go_on(&mut self) {
+        let Some(pipe) = &mut self.pipe else { return };
+        while !self.rest.is_empty() {
+            match pipe.write(self.rest) {
+                Ok(n) => self.rest = &self.rest[n..],
+                Err(err) if err.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(err) if err.kind() == std::io::ErrorKind::Interrupted => {}
+                // A hook that closes its stdin has no need of it.
+                Err(_) => break,
+            }
+        }
+        self.pipe = None;
     }
 }
 
@@ -277,6 +314,29 @@ mod tests {
         };
         assert_eq!(fail("echo no >&2; exit 3"), "poststop hook /bin/sh: exit status: 3: no");
         assert_eq!(fail("exec sleep 30"), "poststop hook /bin/sh: timed out after 1 s");
+    }
+
+    /// The time limit did not hold while the state was written, and one that the clock can't hold was a panic.
+    #[test]
+    fn a_hook_need_not_read_a_state_that_a_pipe_cannot_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = record(dir.path());
+        record.annotations.insert("long".into(), "x".repeat(300 << 10));
+        let sh =
+            |script: &str, timeout: u64| json!({"path": "/bin/sh", "args": ["sh", "-c", script], "timeout": timeout});
+        let go = |hook| run("poststop", &[hook], &record, Status::Stopped).map_err(|err| err.to_string());
+        let begun = Instant::now();
+        assert_eq!(go(sh("exec sleep 30", 1)), Err("poststop hook /bin/sh: timed out after 1 s".to_owned()));
+        assert_eq!(go(sh("exec <&-; sleep 0.1", u64::MAX)), Ok(()));
+        // What it leaves behind holds the pipe, and is not waited for either.
+        assert_eq!(
+            go(json!({"path": "/bin/sh", "args": ["sh", "-c", "exec 3<&0; sleep 30 <&3 >/dev/null 2>&1 &"]})),
+            Ok(())
+        );
+        assert!(begun.elapsed() < Duration::from_secs(15));
+        go(sh("cat >state", 20)).unwrap();
+        let state: Value = serde_json::from_slice(&std::fs::read(dir.path().join("state")).unwrap()).unwrap();
+        assert_eq!(state["annotations"]["long"].as_str().unwrap().len(), 300 << 10);
     }
 
     #[test]

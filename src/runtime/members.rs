@@ -4,20 +4,27 @@
 //! hierarchy can do (freeze, kill at once) is seen by the files that the directory has.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
+
 use crate::error::{Classify, Kind};
 use crate::sys::SysError;
+use crate::sys::mount::fd_path;
 use crate::sys::proc::{self, PidFd};
 
 /// How long a group may stay busy after its last process has gone.
 const REMOVABLE_WITHIN: Duration = Duration::from_secs(10);
 /// How long processes get to freeze before they are signalled all the same.
 const FROZEN_WITHIN: Duration = Duration::from_millis(5);
+/// The longest path, in bytes, to which a name (255) and a file's are still added: the kernel takes 4095.
+const LONG: usize = 3500;
 /// How many pidfds are open at a time.
 const BATCH: usize = 64;
 
@@ -56,34 +63,76 @@ pub(super) fn is_gone(err: &io::Error) -> bool {
     matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }
 
-/// The group `dir` and every one below it, parents before children; empty if it does not exist.
-fn tree(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
-    let mut all = Vec::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(at) = todo.pop() {
-        // cgroupfs counts a directory's links as older filesystems do: two, and one for each directory in it.
-        if fs::metadata(&at).is_ok_and(|meta| meta.nlink() == 2) {
-            all.push(at);
-            continue;
+/// A group on the way down.
+struct Level {
+    /// Its path.
+    path: PathBuf,
+    /// What those of its children begin with: its path too, or a short one for the same directory.
+    base: PathBuf,
+    children: Vec<OsString>,
+    /// What the short one stands for.
+    _held: Option<OwnedFd>,
+}
+
+impl Level {
+    fn enter(path: PathBuf) -> Result<Level, CgroupError> {
+        let mut level = Level { base: path.clone(), path, children: Vec::new(), _held: None };
+        // Whoever manages a group can nest groups below it deeper than a path can be long.
+        if level.path.as_os_str().len() > LONG {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match rustix::fs::open(&level.path, flags, Mode::empty()).map_err(io::Error::from) {
+                Ok(dir) => {
+                    level.base = fd_path(dir.as_fd()).into();
+                    level._held = Some(dir);
+                }
+                Err(err) if is_gone(&err) => return Ok(level),
+                Err(err) => return Err(failed("open", &level.path)(err)),
+            }
         }
-        let entries = match fs::read_dir(&at) {
+        // cgroupfs counts a directory's links as older filesystems do: two, and one for each directory in it.
+        if fs::metadata(&level.base).is_ok_and(|meta| meta.nlink() == 2) {
+            return Ok(level);
+        }
+        let entries = match fs::read_dir(&level.base) {
             Ok(entries) => entries,
-            Err(err) if is_gone(&err) => continue,
-            Err(err) => return Err(failed("read directory", &at)(err)),
+            Err(err) if is_gone(&err) => return Ok(level),
+            Err(err) => return Err(failed("read directory", &level.path)(err)),
         };
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(err) if is_gone(&err) => break,
-                Err(err) => return Err(failed("read directory", &at)(err)),
+                Err(err) => return Err(failed("read directory", &level.path)(err)),
             };
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
-                todo.push(entry.path());
+                level.children.push(entry.file_name());
             }
         }
-        all.push(at);
+        Ok(level)
     }
-    Ok(all)
+}
+
+/// Visits the group `dir` and every one below it: `down` before its children, `up` behind them. One that does not exist is
+/// visited as well. A path holds only during the visit.
+fn walk(
+    dir: &Path,
+    mut down: impl FnMut(&Path) -> Result<(), CgroupError>,
+    mut up: impl FnMut(&Path),
+) -> Result<(), CgroupError> {
+    let mut levels = Vec::new();
+    let mut next = Some(dir.to_owned());
+    loop {
+        if let Some(path) = next {
+            down(&path)?;
+            levels.push(Level::enter(path)?);
+        }
+        let Some(level) = levels.last_mut() else { return Ok(()) };
+        next = level.children.pop().map(|name| level.base.join(name));
+        if next.is_none() {
+            up(&level.path);
+            levels.pop();
+        }
+    }
 }
 
 /// The pids in `groups` and all below them, ascending, each once; none of a group that does not exist.
@@ -93,7 +142,7 @@ fn tree(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
 pub fn pids(groups: &[impl AsRef<Path>]) -> Result<Vec<i32>, CgroupError> {
     let mut pids = BTreeSet::new();
     for group in groups {
-        for dir in tree(group.as_ref())? {
+        let look = |dir: &Path| {
             let file = dir.join("cgroup.procs");
             match proc::read_text(&file) {
                 // 0 stands for a process of a pid namespace that is not below ours.
@@ -102,7 +151,9 @@ pub fn pids(groups: &[impl AsRef<Path>]) -> Result<Vec<i32>, CgroupError> {
                 Err(err) if is_gone(&err) || err.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 Err(err) => return Err(failed("read", &file)(err)),
             }
-        }
+            Ok(())
+        };
+        walk(group.as_ref(), look, |_| {})?;
     }
     Ok(pids.into_iter().collect())
 }
@@ -216,13 +267,12 @@ pub fn remove(groups: &[impl AsRef<Path>]) -> Result<(), CgroupError> {
         let mut pause = Duration::from_micros(100);
         loop {
             let mut busy = None;
-            for path in tree(group.as_ref())?.iter().rev() {
-                match fs::remove_dir(path) {
-                    Ok(()) => {}
-                    Err(err) if is_gone(&err) => {}
-                    Err(err) => busy = busy.or(Some((path.clone(), err))),
-                }
-            }
+            let take = |path: &Path| match fs::remove_dir(path) {
+                Ok(()) => {}
+                Err(err) if is_gone(&err) => {}
+                Err(err) => busy = busy.take().or_else(|| Some((path.to_owned(), err))),
+            };
+            walk(group.as_ref(), |_| Ok(()), take)?;
             let Some((path, source)) = busy else { break };
             if source.raw_os_error() != Some(libc::EBUSY) || Instant::now() > deadline {
                 return Err(failed("remove cgroup", &path)(source));
@@ -302,6 +352,26 @@ mod tests {
         kill(&[&dir], Duration::ZERO).unwrap();
         child.wait().unwrap();
         assert_eq!(fs::read_to_string(dir.join("freezer.state")).unwrap(), "THAWED");
+    }
+
+    /// A container that manages its groups could make one that nobody could list, kill or delete.
+    #[test]
+    fn groups_deeper_than_a_path_is_long_are_emptied_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("c");
+        fs::create_dir(&top).unwrap();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut at = rustix::fs::open(&top, flags, Mode::empty()).unwrap();
+        let name = "x".repeat(250);
+        for _ in 0..60 {
+            rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o700)).unwrap();
+            at = rustix::fs::openat(&at, &name, flags, Mode::empty()).unwrap();
+        }
+        group(Path::new(&fd_path(at.as_fd())), &[7]);
+        assert_eq!(pids(&[&top]).unwrap(), [7]);
+        rustix::fs::unlinkat(&at, "cgroup.procs", rustix::fs::AtFlags::empty()).unwrap();
+        remove(&[&top]).unwrap();
+        assert!(!top.exists());
     }
 
     #[test]

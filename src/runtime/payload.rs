@@ -115,8 +115,7 @@ impl Payload {
         env.reverse();
         if self.needs_home {
             env.retain(|e| e != "HOME=");
-            let file = std::fs::File::open("/etc/passwd").ok();
-            let home = file.and_then(|f| passwd::home(f, self.user.uid).ok().flatten());
+            let home = passwd::open().and_then(|file| passwd::home(file, self.user.uid)).ok().flatten();
             env.push(format!("HOME={}", home.as_deref().unwrap_or("/")));
         }
         if let Some(n) = self.listen_fds {
@@ -155,7 +154,13 @@ impl Payload {
         let env = self.environment();
         let (argv, envp) = (c_strings(&self.args)?, c_strings(&env)?);
         let path = program::find(&c_string(name)?, &envp).map_err(|err| err.to_string())?;
-        signal::reset_for_exec().map_err(|err| format!("reset signals: {err}"))?;
+        let reset = || signal::reset_for_exec().map_err(|err| format!("reset signals: {err}"));
+        // Before the filter, which need not allow it; where there are hooks, to which it must allow far more, behind them: one
+        // that closes its stdin must not end this process.
+        match self.start_hooks.is_empty() {
+            true => reset()?,
+            false => signal::unblock_all().map_err(|err| format!("unblock signals: {err}"))?,
+        }
         if let Some(fence) = &self.fence {
             landlock::fence(fence.allow_write.as_deref(), fence.audit).map_err(|err| chain(&err))?;
         }
@@ -167,6 +172,7 @@ impl Payload {
             state["pid"] = json!(rustix::process::getpid().as_raw_nonzero().get());
             hooks::run_in("startContainer", &self.start_hooks, &state.to_string(), None, &env)
                 .map_err(|err| err.to_string())?;
+            reset()?;
         }
         Ok(process::exec(&path, &argv, &envp))
     }

@@ -1,8 +1,12 @@
 //! Passing our own terminal through to the container's or the command's, for a run or an exec in the foreground.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
@@ -22,8 +26,55 @@ pub struct Relay {
     saved: Option<Termios>,
     to_master: Pending,
     to_stdout: Pending,
+    output: Output,
     stdin_open: bool,
     master_open: bool,
+}
+
+/// How our standard output is written without a wait for whoever reads it: meanwhile no signal would be forwarded, and no
+/// limit hold. Its description is others' too, so it is not made non-blocking itself.
+enum Output {
+    /// Opened anew for that.
+    Own(OwnedFd),
+    /// A socket, which can be asked each time.
+    Socket,
+    /// A file, which never waits for a reader; or what can't be opened again.
+    Plain,
+}
+
+impl Output {
+    fn find() -> Output {
+        let Ok(stat) = rustix::fs::fstat(stdout()) else { return Output::Plain };
+        // Whoever opens a multiplexer gets another terminal.
+        let multiplexer = stat.st_rdev == rustix::fs::makedev(5, 2);
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Socket => Output::Socket,
+            FileType::Fifo => Output::again(),
+            FileType::CharacterDevice if isatty(stdout()) && !multiplexer => Output::again(),
+            _ => Output::Plain,
+        }
+    }
+
+    fn again() -> Output {
+        let name = format!("/proc/self/fd/{}", stdout().as_raw_fd());
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::open(name, flags, Mode::empty()).map_or(Output::Plain, Output::Own)
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        match self {
+            Output::Own(fd) => rustix::io::write(fd, bytes),
+            Output::Socket => rustix::net::send(stdout(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            Output::Plain => rustix::io::write(stdout(), bytes),
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Output::Own(fd) => fd.as_fd(),
+            Output::Socket | Output::Plain => stdout(),
+        }
+    }
 }
 
 impl Relay {
@@ -42,6 +93,7 @@ impl Relay {
             saved,
             to_master: Pending::default(),
             to_stdout: Pending::default(),
+            output: Output::find(),
             stdin_open: true,
             master_open: true,
         };
@@ -61,19 +113,24 @@ impl Relay {
 
     /// Adds what to wait for; `pump` takes the answers in the same order.
     pub fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        let mut master = PollFlags::empty();
-        if self.master_open && self.to_stdout.0.len() < FULL {
-            master |= PollFlags::IN;
-        }
-        if self.master_open && !self.to_master.0.is_empty() {
-            master |= PollFlags::OUT;
-        }
-        if self.master_open {
+        let master = self.awaited();
+        if !master.is_empty() {
             fds.push(PollFd::new(&self.master, master));
         }
         if self.reads_stdin() {
             fds.push(PollFd::from_borrowed_fd(stdin(), PollFlags::IN));
         }
+        if !self.to_stdout.0.is_empty() {
+            fds.push(PollFd::from_borrowed_fd(self.output.fd(), PollFlags::OUT));
+        }
+    }
+
+    /// What is waited for on the master. It is not looked at for nothing: its hang-up could not be left unheard.
+    fn awaited(&self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, self.master_open && self.to_stdout.0.len() < FULL);
+        flags.set(PollFlags::OUT, self.master_open && !self.to_master.0.is_empty());
+        flags
     }
 
     fn reads_stdin(&self) -> bool {
@@ -83,13 +140,13 @@ impl Relay {
     /// Moves what can be moved.
     pub fn pump(&mut self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
-        let master = self.master_open && ready.next().unwrap_or(false);
+        let master = !self.awaited().is_empty() && ready.next().unwrap_or(false);
         if self.reads_stdin() && ready.next().unwrap_or(false) {
             let mut buffer = [0u8; 4096];
             match rustix::io::read(stdin(), &mut buffer) {
                 Ok(0) => self.stdin_open = false,
                 Ok(n) => self.to_master.0.extend_from_slice(&buffer[..n]),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => self.stdin_open = false,
             }
         }
@@ -100,7 +157,7 @@ impl Relay {
         while !self.to_master.0.is_empty() {
             match rustix::io::write(&self.master, &self.to_master.0) {
                 Ok(n) => drop(self.to_master.0.drain(..n)),
-                Err(rustix::io::Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => break,
                 Err(_) => self.to_master.0.clear(),
             }
         }
@@ -112,7 +169,7 @@ impl Relay {
             match rustix::io::read(&self.master, &mut buffer) {
                 Ok(0) => self.master_open = false,
                 Ok(n) => self.to_stdout.0.extend_from_slice(&buffer[..n]),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(Errno::AGAIN | Errno::INTR) => return,
                 // EIO: no process has the slave open any more.
                 Err(_) => self.master_open = false,
             }
@@ -122,35 +179,40 @@ impl Relay {
         }
     }
 
+    /// Writes what is taken now.
     fn write_out(&mut self) {
         while !self.to_stdout.0.is_empty() {
-            match rustix::io::write(stdout(), &self.to_stdout.0) {
+            match self.output.write(&self.to_stdout.0) {
                 Ok(n) => drop(self.to_stdout.0.drain(..n)),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => {
-                    // Our caller's stream is non-blocking and full.
-                    let mut fds = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
-                    if rustix::event::poll(&mut fds, None).is_err() {
-                        return;
-                    }
-                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
                 // Nobody reads; what was written is lost as it would be on a closed terminal.
                 Err(_) => self.to_stdout.0.clear(),
             }
         }
     }
 
-    /// Passes on what is left and puts our terminal back.
-    pub fn finish(mut self) {
-        while self.master_open {
-            let before = self.to_stdout.0.len();
-            self.read_master();
-            if self.to_stdout.0.len() == before {
-                break;
+    /// Passes on what is left and puts our terminal back. A reader that takes nothing for as long as `patience` gets no more.
+    pub fn finish(mut self, patience: Option<Duration>) {
+        let patience = patience.and_then(|p| Timespec::try_from(p).ok());
+        loop {
+            if self.master_open {
+                self.read_master();
+            }
+            if self.to_stdout.0.is_empty() {
+                return;
             }
             self.write_out();
+            if self.to_stdout.0.is_empty() {
+                continue;
+            }
+            let mut fds = [PollFd::from_borrowed_fd(self.output.fd(), PollFlags::OUT)];
+            match poll(&mut fds, patience.as_ref()) {
+                Ok(0) => return,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
         }
-        self.write_out();
     }
 }
 

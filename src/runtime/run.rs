@@ -148,7 +148,7 @@ fn wait(record: &Record, init: &PidFd, signals: &SignalFd, mut terminal: Option<
             && let Some(ended) = init.try_reap().during("wait for the container")?
         {
             if let Some(terminal) = terminal {
-                terminal.finish();
+                terminal.finish(None);
             }
             return Ok(ended);
         }
@@ -175,7 +175,9 @@ impl Console {
         std::fs::create_dir_all(root).on("make directory", root)?;
         let root = std::path::absolute(root).on("resolve", root)?;
         let path = root.join(format!(".console-{}", std::process::id()));
-        let listener = UnixListener::bind(&path).on("bind", &path)?;
+        // Of a process that was killed, and had our id.
+        let _ = std::fs::remove_file(&path);
+        let listener = socket::listen(&path).on("listen at", &path)?.into();
         Ok(Console { listener, path })
     }
 

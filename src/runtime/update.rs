@@ -12,6 +12,7 @@ use super::members;
 use super::state::{Record, Status};
 use super::systemd;
 use crate::id::ContainerId;
+use crate::sys::proc;
 
 /// The part of the runtime specification's `LinuxResources` that can be updated. Absent values are left as they are; so
 /// is 0, as in runc.
@@ -100,11 +101,7 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
     }
     let v1 = record.cgroups.iter().any(|d| !d.is_v2());
     let plan = if v1 { plan_v1(resources, &record.cgroups)? } else { plan_v2(resources, &record.cgroups)? };
-    for write in plan {
-        let existing = write.files.iter().find(|f| f.exists());
-        let Some(file) = existing.or(write.files.first()) else { continue };
-        members::write(file, &write.value).on("write", file)?;
-    }
+    carry_out(plan)?;
     if !v1 {
         record.cgroups.iter().for_each(|dir| leaf::mirror_to_all(&dir.path));
     }
@@ -112,6 +109,42 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
         record.cgroups.iter().try_for_each(|dir| systemd::follow(&dir.path))?;
     }
     Ok(())
+}
+
+/// Writes the values, or leaves those that there were.
+///
+/// The kernel refuses one that does not fit the others (quota, period and burst; a parent's share), though it would when they
+/// are written too. So what is refused as invalid is tried again behind the rest.
+fn carry_out(plan: Vec<Write>) -> Result<(), RuntimeError> {
+    let mut before = Vec::new();
+    let mut put = |write: &Write| {
+        let existing = write.files.iter().find(|f| f.exists());
+        let Some(file) = existing.or(write.files.first()) else { return Ok(()) };
+        let old = proc::read_text(file);
+        members::write(file, &write.value).on("write", file)?;
+        before.extend(old.ok().map(|old| (file.clone(), old)));
+        Ok(())
+    };
+    let all = || {
+        let mut later = Vec::new();
+        for write in plan {
+            match put(&write) {
+                Err(RuntimeError::Io { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                    later.push(write)
+                }
+                done => done?,
+            }
+        }
+        later.iter().try_for_each(&mut put)
+    };
+    let outcome = all();
+    if outcome.is_err() {
+        for (file, old) in before.iter().rev() {
+            // The failure is what is told.
+            let _ = members::write(file, old.trim());
+        }
+    }
+    outcome
 }
 
 fn given(value: Option<i64>) -> Option<i64> {

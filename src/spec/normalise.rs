@@ -346,8 +346,9 @@ fn home(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
         return Ok(());
     }
     let (uid, _) = config.user();
-    let found = inroot::open(context.root, Path::new("/etc/passwd"), OFlags::RDONLY | OFlags::NONBLOCK)
-        .and_then(|fd| passwd::home(std::fs::File::from(fd), uid));
+    let found = inroot::open(context.root, Path::new("/etc/passwd"), OFlags::PATH)
+        .and_then(passwd::reopen)
+        .and_then(|file| passwd::home(file, uid));
     // An image without a readable passwd file is an ordinary image.
     let home = found.ok().flatten().unwrap_or_else(|| "/".to_owned());
     let Some(process) = object(config.value_mut(), "process") else { return Ok(()) };

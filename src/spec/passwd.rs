@@ -1,10 +1,41 @@
 //! passwd(5): a user's home or name. Parsed here, since the C library's lookup would load libraries that a container
 //! controls.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+
+use rustix::fs::{FileType, Mode, OFlags};
 
 /// Largest part of the file that is looked at, in bytes.
 const PASSWD_MAX: u64 = 1 << 20;
+
+/// Opens the passwd(5) file of this process's root. An image can have anything there, so only what is a regular file is
+/// opened for reading: to open a FIFO waits for a writer, and a device may do something when it is opened.
+///
+/// # Errors
+/// `InvalidInput` for what is no regular file.
+pub fn open() -> io::Result<File> {
+    // Not blocking, and followed by a look: what asks is the container's own user by now, who could open it as well.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open("/etc/passwd", flags, Mode::empty())?;
+    require_regular(&file)?;
+    Ok(file.into())
+}
+
+/// The file that `path`, opened with `O_PATH`, is, for reading; the same errors.
+pub fn reopen(path: impl AsFd) -> io::Result<File> {
+    require_regular(&path)?;
+    let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&path.as_fd()));
+    Ok(rustix::fs::open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
+fn require_regular(file: impl AsFd) -> io::Result<()> {
+    match FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
+}
 
 /// The name of `uid` by the first matching line of a passwd(5) file.
 pub fn name(file: impl Read, uid: u32) -> std::io::Result<Option<String>> {

@@ -106,6 +106,11 @@ pub fn reset_for_exec() -> Result<(), SysError> {
     set_mask(&set_of(libc::sigemptyset))
 }
 
+/// Blocks nothing any more.
+pub fn unblock_all() -> Result<(), SysError> {
+    set_mask(&set_of(libc::sigemptyset))
+}
+
 /// Before execve: nothing blocked and nothing ignored, whatever the caller's caller did.
 pub fn reset_all_for_exec() -> Result<(), SysError> {
     (1..=libc::SIGRTMAX()).for_each(default_action);

@@ -21,6 +21,16 @@ pub fn connect(path: &Path) -> Result<OwnedFd, SysError> {
     Ok(socket)
 }
 
+/// A stream socket that listens at `path`, which must not exist.
+pub fn listen(path: &Path) -> Result<OwnedFd, SysError> {
+    let on = || path.display().to_string();
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .call("socket", on)?;
+    with_address(path, |address| rustix::net::bind(&socket, address).call("bind", on))?;
+    rustix::net::listen(&socket, 1).call("listen", on)?;
+    Ok(socket)
+}
+
 /// Calls `f` with the address of `path`. One that is longer than an address can be (107 bytes) goes through a descriptor
 /// of its directory, which stays open for the call.
 fn with_address<T>(path: &Path, f: impl FnOnce(&SocketAddrUnix) -> Result<T, SysError>) -> Result<T, SysError> {

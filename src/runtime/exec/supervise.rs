@@ -97,7 +97,9 @@ pub fn supervise(
         }
     };
     if let Some(relay) = relay {
-        relay.finish();
+        // Whose time is up, or whose layer is full, has its end told, whoever stands still.
+        let ours = watch.terminated.is_some() || watch.over.is_some();
+        relay.finish(ours.then_some(GRACE));
     }
     if all_gone && watch.over.is_none() {
         watch.over = watch.budget.as_mut().and_then(Budget::last_look);
