@@ -273,7 +273,7 @@ fn a_shim_ends_whose_container_was_deleted_without_it() {
 }
 
 /// A cgroup that can have no more processes, with a shim in it. It is emptied and removed in the end.
-struct Full<'a>(&'a Containerd, PathBuf);
+struct Full(PathBuf);
 
 /// Where the groups are that count processes, on v1 and v2.
 fn groups() -> &'static str {
@@ -281,30 +281,30 @@ fn groups() -> &'static str {
     if Path::new(v1).exists() { v1 } else { "/sys/fs/cgroup" }
 }
 
-impl Full<'_> {
-    fn of<'a>(task: &Task<'a>, shim: i32) -> Full<'a> {
+impl Full {
+    fn of(task: &Task<'_>, shim: i32) -> Full {
         let group = format!("{}{}/{}", groups(), task.containerd.cgroup, unique("full"));
-        let full = Full(task.containerd, group.into());
-        fs::create_dir(&full.1).expect("make a cgroup");
-        fs::write(full.1.join("cgroup.procs"), shim.to_string()).expect("move the shim");
+        let full = Full(group.into());
+        fs::create_dir(&full.0).expect("make a cgroup");
+        fs::write(full.0.join("cgroup.procs"), shim.to_string()).expect("move the shim");
         full
     }
 
     fn limit(&self, limit: &str) {
-        fs::write(self.1.join("pids.max"), limit).expect("set a limit");
+        fs::write(self.0.join("pids.max"), limit).expect("set a limit");
     }
 }
 
-impl Drop for Full<'_> {
+impl Drop for Full {
     fn drop(&mut self) {
         self.limit("max");
         // On v2 a group with groups below has no processes.
         let above = format!("{}/cgroup.procs", groups());
-        for pid in fs::read_to_string(self.1.join("cgroup.procs")).unwrap_or_default().lines() {
+        for pid in fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default().lines() {
             // It may have ended.
             let _ = fs::write(&above, pid);
         }
-        wait_until("the cgroup is removed", SOON, || fs::remove_dir(&self.1).is_ok());
+        wait_until("the cgroup is removed", SOON, || fs::remove_dir(&self.0).is_ok());
     }
 }
 
