@@ -231,18 +231,25 @@ fn a_shim_ends_whose_container_was_given_up_and_that_nobody_asks_to() {
     making.remove(&containerd);
 }
 
+/// A task that a containerd, started anew, has deleted while its shim, the pid, stood still. The shim goes on now.
+fn deleted_without_its_shim(containerd: &Containerd) -> (Task<'_>, i32) {
+    let task = Task::idle(containerd, &[]);
+    let shim = containerd.shims(Some(&task.id))[0];
+    containerd.kill(Signal::KILL);
+    signal(shim, Signal::STOP);
+    containerd.launch();
+    wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&task.id).exists());
+    signal(shim, Signal::CONT);
+    (task, shim)
+}
+
 /// A containerd that starts gives a shim five seconds to answer, then has its container deleted without it. The shim kept it
 /// for ever, and the next container with the id, which has the same socket, was refused as already there.
 #[test]
 fn a_container_that_was_deleted_without_its_shim() {
     let containerd = Containerd::start(Release::C2);
-    let task = Task::idle(&containerd, &[]);
-    let (id, shim) = (task.id.clone(), containerd.shims(Some(&task.id))[0]);
-    containerd.kill(Signal::KILL);
-    signal(shim, Signal::STOP);
-    containerd.launch();
-    wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&id).exists());
-    signal(shim, Signal::CONT);
+    let (task, shim) = deleted_without_its_shim(&containerd);
+    let id = task.id.clone();
     assert_eq!(task.status(), "");
     containerd.ctr(["containers", "delete", &id]).run().expect(0);
     // The deletion killed it; the shim hears of that now.
@@ -259,13 +266,9 @@ fn a_container_that_was_deleted_without_its_shim() {
 #[ignore = "a minute"]
 fn a_shim_ends_whose_container_was_deleted_without_it() {
     let containerd = Containerd::start(Release::C2);
-    let task = Task::idle(&containerd, &[]);
-    let (id, shim) = (task.id.clone(), containerd.shims(Some(&task.id))[0]);
-    containerd.kill(Signal::KILL);
-    signal(shim, Signal::STOP);
-    containerd.launch();
-    wait_until("the end of the bundle", SOON * 2, || !containerd.bundle(&id).exists());
-    signal(shim, Signal::CONT);
+    let (task, shim) = deleted_without_its_shim(&containerd);
+    let id = task.id.clone();
+    assert_eq!(containerd.shims(Some(&id)), [shim]);
     wait_until("the end of the shim", Duration::from_secs(75), || containerd.shims(Some(&id)).is_empty());
     assert!(!census::socket_file(&containerd, &id).exists());
     containerd.ctr(["containers", "delete", &id]).run().expect(0);
