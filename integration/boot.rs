@@ -25,7 +25,9 @@ impl Lab {
         let dir = tempfile::tempdir().expect("a directory");
         fs::create_dir_all(dir.path().join("bundle/rootfs")).expect("mkdir");
         fs::write(dir.path().join("bundle/config.json"), config).expect("write");
-        Lab { dir, namespace: crate::support::env::unique("boot") }
+        // The socket's name is made of it, and nothing of this process's own.
+        let namespace = crate::support::env::unique(&format!("boot-{}", std::process::id()));
+        Lab { dir, namespace }
     }
 
     pub fn bundle(&self) -> PathBuf {

@@ -175,8 +175,9 @@ fn a_container_that_is_deleted_while_it_is_made_goes() {
 /// An exec that was deleted twice at once took the next one of its id with it.
 #[test]
 fn an_exec_that_is_deleted_twice_takes_no_other_with_it() {
-    // Something holds its output, so that the first deletion takes a second.
-    let scene = Scene::new("exec) orphan true; sleep 1 & ;;");
+    // Something holds its output, so that the first deletion takes a second. The exec ends only when the shell has: that
+    // would reap it, as no runtime does.
+    let scene = Scene::new("exec) sleep 1 & orphan sh -c \"while kill -0 $$ 2>/dev/null; do sleep 0.01; done\" ;;");
     scene.create().expect("create");
     scene.start("").expect("start");
     let fifo = scene.file("fifo");
