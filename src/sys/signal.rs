@@ -103,7 +103,7 @@ impl AsFd for SignalFd {
 /// inherited). What the caller ignores stays ignored.
 pub fn reset_for_exec() -> Result<(), SysError> {
     default_action(libc::SIGPIPE);
-    set_mask(&set_of(libc::sigemptyset))
+    unblock_all()
 }
 
 /// Blocks nothing any more.
@@ -114,7 +114,7 @@ pub fn unblock_all() -> Result<(), SysError> {
 /// Before execve: nothing blocked and nothing ignored, whatever the caller's caller did.
 pub fn reset_all_for_exec() -> Result<(), SysError> {
     (1..=libc::SIGRTMAX()).for_each(default_action);
-    set_mask(&set_of(libc::sigemptyset))
+    unblock_all()
 }
 
 fn default_action(signal: i32) {
