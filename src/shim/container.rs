@@ -35,8 +35,9 @@ use super::process::{Phase, Process};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
-use super::thread::blocking;
+use super::thread::{aside, blocking};
 use crate::report::{self, ExecResult};
+use crate::sys::cgroup::wait_before_moves;
 use crate::terms::EndKind;
 
 /// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
@@ -119,6 +120,8 @@ impl Container {
     /// # Errors
     /// What the runtime says, with nothing left behind.
     pub async fn create(shared: &Shared, request: &CreateTaskRequest) -> Result<Arc<Container>, ShimError> {
+        // The runtime is going to move the container's first process.
+        aside(|| drop(wait_before_moves()));
         let bundle = PathBuf::from(&request.bundle);
         if !request.checkpoint.is_empty() {
             return Err(ShimError::Unimplemented("restore from a checkpoint".into()));
