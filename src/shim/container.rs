@@ -29,15 +29,15 @@ use super::io::{Identity, Owner, Stdio, Streams};
 use super::kills::Kills;
 use super::metrics;
 use super::mounts;
+use super::moves::Moves;
 use super::oom;
 use super::options::Options;
 use super::process::{Phase, Process};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
-use super::thread::{aside, blocking};
+use super::thread::blocking;
 use crate::report::{self, ExecResult};
-use crate::sys::cgroup::wait_before_moves;
 use crate::terms::EndKind;
 
 /// How long execs may take to end, with their results, once the first process has: then their supervisors are killed. A
@@ -68,6 +68,8 @@ pub struct Shared {
     pub events: Events,
     /// Who reaps.
     pub reaper: Reaper,
+    /// What is going to be moved between cgroups.
+    pub moves: Moves,
     /// The runtime is to log everything.
     pub debug: bool,
 }
@@ -121,7 +123,7 @@ impl Container {
     /// What the runtime says, with nothing left behind.
     pub async fn create(shared: &Shared, request: &CreateTaskRequest) -> Result<Arc<Container>, ShimError> {
         // The runtime is going to move the container's first process.
-        aside(|| drop(wait_before_moves()));
+        shared.moves.expect();
         let bundle = PathBuf::from(&request.bundle);
         if !request.checkpoint.is_empty() {
             return Err(ShimError::Unimplemented("restore from a checkpoint".into()));

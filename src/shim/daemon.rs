@@ -27,6 +27,7 @@ use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 
 use super::events::Events;
 use super::log::Log;
+use super::moves::Moves;
 use super::reaper::Reaper;
 use super::socket::Served;
 use super::thread::{STACK, blocking};
@@ -94,6 +95,8 @@ pub struct Parts {
     pub events: Events,
     /// What reaps its children.
     pub reaper: Reaper,
+    /// What is going to be moved between cgroups.
+    pub moves: Moves,
 }
 
 /// Serves until the end. The process must have no threads yet; `listener` is the socket, and `told` is told whether it runs.
@@ -157,6 +160,9 @@ async fn run<H: Host>(
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
     let connections = Arc::new(Connections::default());
+    // The first container's process: containerd asks for it as soon as it is told that this runs.
+    let moves = Moves::default();
+    moves.expect();
     let begun = (|| {
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
@@ -170,7 +176,7 @@ async fn run<H: Host>(
         Err(err) => return Err(refuse(told, ShimError::io("serve", &setup.socket)(err))),
     };
     let events = Events::start(&setup.ttrpc_address, &setup.namespace);
-    let host = make(Parts { events: events.clone(), reaper });
+    let host = make(Parts { events: events.clone(), reaper, moves });
     let mut server = Server::new().register_service(services(&host)).add_listener(Listener::new(incoming));
     if let Err(err) = server.start().await {
         return Err(refuse(told, ShimError::io("serve", &setup.socket)(io::Error::other(err))));

@@ -305,6 +305,17 @@ mod tests {
     }
 
     #[test]
+    fn waiting_moves_nobody() {
+        let place = || std::fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+        let before = place();
+        let refused = wait_before_moves().err().map(|err| err.errno());
+        // Without the right to write there is nothing to wait for.
+        let rightless = [libc::EACCES, libc::EPERM, libc::EROFS];
+        assert!(refused.is_none_or(|errno| errno.is_some_and(|errno| rightless.contains(&errno))), "{refused:?}");
+        assert_eq!(place(), before);
+    }
+
+    #[test]
     fn roots_are_never_the_containers() {
         let all = parse_mountinfo(HYBRID, |_| true);
         assert_eq!(without_roots(of_path(Path::new("/"), &all), &all), []);
