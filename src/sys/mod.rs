@@ -26,6 +26,7 @@ pub mod socket;
 pub mod spawn;
 mod start;
 pub mod tty;
+pub mod userns;
 pub mod watch;
 
 use crate::error::{Classify, Kind};
