@@ -12,6 +12,7 @@ pub mod inside;
 pub mod landlock;
 pub mod loopback;
 pub mod loopdev;
+pub mod mapped;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
