@@ -1,4 +1,4 @@
-//! Users and groups of a container with a user namespace of its own, as it sees them.
+//! Users and groups of a container with a user namespace, as it sees them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,17 +26,18 @@ pub struct IdMaps {
 }
 
 impl IdMaps {
-    /// Those of a configuration; none where its ids are the host's.
+    /// Those of a configuration; none where its ids are the host's, or it does not say what they are in the namespace that
+    /// it joins.
     pub fn of(config: &Config) -> Option<IdMaps> {
-        if !config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none()) {
-            return None;
-        }
+        let namespaces = config.namespaces();
+        let (_, joined) = namespaces.iter().find(|(kind, _)| kind == "user")?;
         let list = |name: &str| -> Vec<Mapping> {
             let entries = config.value()["linux"][name].as_array();
             let read = |value: &Value| serde_json::from_value(value.clone()).ok();
             entries.map(|list| list.iter().filter_map(read).collect()).unwrap_or_default()
         };
-        Some(IdMaps { uids: list("uidMappings"), gids: list("gidMappings") })
+        let maps = IdMaps { uids: list("uidMappings"), gids: list("gidMappings") };
+        (joined.is_none() || !maps.uids.is_empty() && !maps.gids.is_empty()).then_some(maps)
     }
 
     /// The host's user and group as the container sees them.
@@ -59,11 +60,12 @@ mod tests {
     fn the_hosts_ids_are_told_as_the_containers() {
         let map =
             json!([{"containerID": 0, "hostID": 100_000, "size": 1000}, {"containerID": 5000, "hostID": 7, "size": 1}]);
-        let with = |namespaces: Value| {
+        let of = |namespaces: Value, map: &Value| {
             IdMaps::of(&Config::from_value(
                 json!({"linux": {"namespaces": namespaces, "uidMappings": map, "gidMappings": map}}),
             ))
         };
+        let with = |namespaces: Value| of(namespaces, &map);
         let maps = with(json!([{"type": "user"}])).unwrap();
         for (host, want) in
             [(100_000, 0), (100_999, 999), (101_000, NOBODY), (7, 5000), (0, NOBODY), (u32::MAX, NOBODY)]
@@ -71,6 +73,9 @@ mod tests {
             assert_eq!(maps.inside(host, host), (want, want), "{host}");
         }
         assert_eq!(with(json!([{"type": "pid"}])), None);
-        assert_eq!(with(json!([{"type": "user", "path": "/proc/1/ns/user"}])), None);
+        // That of a pod, which its containers join: engines write down its ids as well.
+        let joined = json!([{"type": "user", "path": "/proc/1/ns/user"}]);
+        assert_eq!(with(joined.clone()), Some(maps));
+        assert_eq!(of(joined, &json!([])), None);
     }
 }

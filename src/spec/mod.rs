@@ -356,9 +356,8 @@ impl Config {
     }
 
     fn map_id(&self, pointer: &str, id: u32) -> Option<u32> {
-        let own = self.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
-        if !own {
-            return (!self.has_namespace("user")).then_some(id);
+        if !self.has_namespace("user") {
+            return Some(id);
         }
         self.at(pointer)?.as_array()?.iter().find_map(|m| {
             let (inside, outside) = (m["containerID"].as_u64()?, m["hostID"].as_u64()?);
@@ -412,13 +411,14 @@ impl Mount {
         self.is_bind() && normalise::clean_absolute(&self.destination) == Path::new("/dev")
     }
 
-    /// A bind mount whose source the root of the container's own user namespace cannot get to. A relative source is one of
+    /// A bind mount whose source the root of the container's user namespace cannot get to. A relative source is one of
     /// the `bundle`'s.
     pub fn is_out_of_reach(&self, config: &Config, bundle: &Path) -> bool {
-        let own = config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
         let root = config.host_uid(0).zip(config.host_gid(0));
         match (&self.source, root) {
-            (Some(source), Some((uid, gid))) if own && self.is_bind() && !self.is_dev_bind() => {
+            (Some(source), Some((uid, gid)))
+                if config.has_namespace("user") && self.is_bind() && !self.is_dev_bind() =>
+            {
                 !reach::can_search(&bundle.join(source), uid, gid)
             }
             _ => false,

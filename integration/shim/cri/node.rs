@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::thread;
@@ -50,7 +51,11 @@ impl Node {
     /// A new one.
     pub fn start(release: Release) -> Node {
         // Below containerd's usual directory: a pod's shared memory there is what the policy must let pass by its defaults.
-        let run = Path::new("/run/containerd").join(process().run.file_name().expect("a name"));
+        let usual = Path::new("/run/containerd");
+        let run = usual.join(process().run.file_name().expect("a name"));
+        fs::create_dir_all(usual).expect("make a directory");
+        // As containerd makes it; where a shim of its own was there first, the roots of user namespaces would not get through.
+        fs::set_permissions(usual, fs::Permissions::from_mode(0o711)).expect("chmod");
         let settings = process().data.join("node.toml");
         fs::write(&settings, "").expect("write a configuration");
         let namespace = Some(NAMESPACE.to_owned());
