@@ -23,6 +23,7 @@ use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::idmaps::StandIn;
+use super::joined::Joined;
 use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
@@ -412,8 +413,9 @@ fn launch(
     let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
-    let source =
-        launch::write(record, config, shown.as_ref(), Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
+    let namespaces = Joined::open(config)?;
+    let identity = Identity::of(&record.seccomp);
+    let source = launch::write(record, config, shown.as_ref(), &namespaces, identity, report.as_raw_fd(), places)?;
     let _maps = StandIn::of(record, config, report.as_raw_fd())?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {

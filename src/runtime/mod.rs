@@ -19,6 +19,7 @@ mod fixup;
 pub mod hooks;
 mod host;
 pub mod idmaps;
+mod joined;
 mod kill;
 mod launch;
 mod leaf;

@@ -217,14 +217,14 @@ mod tests {
             // Copied up it belongs to the same, without a map; the layer below is as it was.
             fs::OpenOptions::new().append(true).open(root.join("file-1")).unwrap().set_len(9).unwrap();
             fs::File::create(root.join("dir/new")).unwrap();
-            fs::rename(root.join("file-0"), root.join("dir/moved")).unwrap();
+            rustix::fs::rename(root.join("file-0"), root.join("dir/moved")).unwrap();
             assert_eq!(owner(&dir.join("up/file-1")), (101_000, 201_000));
             assert_eq!(owner(&dir.join("up/dir")), (100_000, 200_000));
             assert_eq!(owner(&dir.join("up/dir/moved")), (100_000, 200_000));
             assert_eq!(owner(&dir.join("up/dir/new")), (0, 0));
             assert_eq!(owner(&dir.join(lowers[1]).join("file-1")), (1000, 1000));
             // What mountinfo shows of a layer is its own path, and none of them is a mount.
-            assert_eq!(mounts_below(dir), [root.clone()]);
+            assert_eq!(mounts_below(dir), std::slice::from_ref(&root));
             let info = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
             let line = info.lines().find(|line| line.contains("/rootfs ")).unwrap();
             assert!(line.contains(&dir.join("link").display().to_string()), "{line}");
