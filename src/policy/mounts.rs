@@ -217,6 +217,13 @@ impl This<'_> {
             if source.is_some_and(|source| source.kind != SourceKind::Directory) {
                 return Err(annotation(self.at, "\"cow\" is for directories", "leave it out, or say \"ro\""));
             }
+            if self.mount.maps_ids() {
+                let words = "an overlay of it would not map ids as the mount does";
+                let why =
+                    format!("mounts.default = {:?} of the configuration asks for it, and {words}", default.as_str());
+                let remedy = "say \"ro\" for it in the annotation dev.agentsbx.mounts, or mount it without id mapping";
+                return self.refuse("copy on write", &why, remedy);
+            }
             let at = self.at.to_owned();
             if !work.confinement.copy_on_write.contains(&at) {
                 let field = format!("mounts[{}]", at.display());

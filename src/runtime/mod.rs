@@ -25,6 +25,7 @@ mod launch;
 mod leaf;
 pub mod members;
 mod payload;
+mod place;
 mod prepare;
 mod relay;
 mod run;
@@ -34,6 +35,7 @@ pub mod state;
 pub mod stats;
 mod systemd;
 pub mod update;
+mod volumes;
 
 pub use create::{CreateRequest, create};
 pub use delete::{DeleteRequest, delete};
