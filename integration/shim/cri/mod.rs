@@ -7,6 +7,7 @@ mod node;
 mod policy;
 mod stream;
 mod systemd;
+mod userns;
 
 use std::thread;
 use std::time::{Duration, Instant};

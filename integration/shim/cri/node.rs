@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, Refusal, text};
 use crate::shim::daemon::{Containerd, Release, SOON, Setup, Shim, processes};
-use crate::support::env::{binary, process, unique};
+use crate::support::env::{binary, process, shim_binary, unique};
 use crate::support::images::{self, BUSYBOX};
 use crate::support::{Cmd, wait_until};
 
@@ -193,7 +193,8 @@ fn config(containerd: &Containerd) -> String {
         Release::C2 => format!("bin_dirs = ['{plugins}']"),
         _ => format!("bin_dir = '{plugins}'"),
     };
-    // The class that Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it.
+    // The class that Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it; below one
+    // that containerd takes for runc's and so asks for what it can do.
     let own = containerd.run.join("class.toml");
     fs::write(&own, "allow = ['host-network', 'host-uts']\nlimits.pids = 77\n").expect("write a configuration");
     let shim = Shim::under_test();
@@ -217,6 +218,22 @@ fn config(containerd: &Containerd) -> String {
         }
         .expect("write");
     }
+    let path = match shim {
+        Shim::Ours => format!("runtime_path = '{}'\n", shim_binary().display()),
+        Shim::StockOurs | Shim::Stock => String::new(),
+    };
+    let options = match shim {
+        Shim::StockOurs => {
+            format!("[{runtime}.containerd.runtimes.users.options]\nBinaryName = '{}'\n", binary().display())
+        }
+        Shim::Ours | Shim::Stock => String::new(),
+    };
+    write!(
+        classes,
+        "[{runtime}.containerd.runtimes.users]\nruntime_type = 'io.containerd.runc.v2'\n\
+         pod_annotations = ['dev.agentsbx.*']\n{path}{options}"
+    )
+    .expect("write");
     format!(
         "version = {version}\n{tables}[{runtime}.cni]\n{plugins}\nconf_dir = '{conf}'\n\
          [{runtime}.containerd]\ndefault_runtime_name = 'agentsbx'\n{classes}\
