@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::node::{Container, Node, Pod};
@@ -222,6 +223,27 @@ fn strict(a: &Container<'_>) {
     {
         assert_ne!(a.sh(refused).code, 0, "{refused}");
     }
+}
+
+/// A shim that is named by its path, and its pods, are found again by a containerd that was killed.
+#[test]
+fn containerd_2_finds_a_shim_by_its_path() {
+    let node = Node::start(Release::C2);
+    let pod = node.try_pod("users", &with_users()).unwrap_or_else(|e| panic!("RunPodSandbox: {e}"));
+    let a = container(&pod, &json!([]));
+    let (pods, shims) = (namespace(&node, &a.id), node.containerd.shims(None));
+    assert_eq!(shims.len(), 1);
+    node.containerd.kill(Signal::KILL);
+    node.containerd.launch();
+    node.wait_ready();
+    assert_eq!(a.status()["state"], "CONTAINER_RUNNING");
+    assert_eq!((a.sh("exit 9").code, node.containerd.shims(None)), (9, shims));
+    let b = container(&pod, &json!([]));
+    assert_eq!((namespace(&node, &a.id), namespace(&node, &b.id)), (pods.clone(), pods));
+    assert_eq!(owners(&b, "/bin/busybox"), "/bin/busybox 0:0");
+    a.stop(30);
+    assert_eq!(a.status()["exit_code"], 5);
+    pod.remove();
 }
 
 of_each_release!(held_layers);
