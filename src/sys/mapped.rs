@@ -10,11 +10,11 @@ use std::thread;
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::mount::MountAttrFlags;
+use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 
 use super::fsmount::{self, FsOption, OVERLAY};
 use super::mountattr::{self, MountAttr};
-use super::{Call, SysError, mount};
+use super::{Call, SysError, mount, ns};
 
 /// The stack of the thread, in bytes.
 const STACK: usize = 256 << 10;
@@ -42,11 +42,14 @@ pub fn overlay(
     })
 }
 
-/// Does the work in a mount namespace of its own, whose mounts nobody else sees.
+/// Does the work in a mount namespace of its own, whose mounts nobody else sees. What others unmount meanwhile is gone from it,
+/// too, where mounts are shared: nobody finds a file system in use on its account.
 fn apart<T: Send>(work: impl FnOnce() -> Result<T, SysError> + Send) -> Result<T, SysError> {
     thread::scope(|scope| {
         let inside = || {
-            mount::unshare_private()?;
+            ns::unshare_mounts()?;
+            let receive = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+            rustix::mount::mount_change("/", receive).call("mount", || "/, slave".to_owned())?;
             work()
         };
         let started = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, inside);
