@@ -207,8 +207,10 @@ impl This<'_> {
             (Some(access), _) => access,
             (None, Writes::AsGiven) => Access::ReadWrite,
             (None, Writes::ReadOnly) => Access::ReadOnly,
-            // Only a directory can be an overlay.
-            (None, Writes::CopyOnWrite) if source.is_some_and(|s| s.kind == SourceKind::Directory) => {
+            // Only a directory can be an overlay, which would map no ids.
+            (None, Writes::CopyOnWrite)
+                if source.is_some_and(|s| s.kind == SourceKind::Directory) && !self.mount.maps_ids() =>
+            {
                 Access::CopyOnWrite
             }
             (None, Writes::CopyOnWrite) => Access::ReadOnly,
@@ -216,13 +218,6 @@ impl This<'_> {
         if access == Access::CopyOnWrite {
             if source.is_some_and(|source| source.kind != SourceKind::Directory) {
                 return Err(annotation(self.at, "\"cow\" is for directories", "leave it out, or say \"ro\""));
-            }
-            if self.mount.maps_ids() {
-                let words = "an overlay of it would not map ids as the mount does";
-                let why =
-                    format!("mounts.default = {:?} of the configuration asks for it, and {words}", default.as_str());
-                let remedy = "say \"ro\" for it in the annotation dev.agentsbx.mounts, or mount it without id mapping";
-                return self.refuse("copy on write", &why, remedy);
             }
             let at = self.at.to_owned();
             if !work.confinement.copy_on_write.contains(&at) {

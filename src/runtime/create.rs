@@ -28,6 +28,7 @@ use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
+use super::place;
 use super::prepare;
 use super::seccomp;
 use super::start;
@@ -424,8 +425,7 @@ fn launch(
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
     let (mut places, locks) = cow::plan(cows, config, *make_layer)?;
     places.extend(volumes::places(volumes, config));
-    // What is above comes first.
-    places.sort_by(|a, b| a.at.cmp(&b.at));
+    place::order(&mut places);
     let _gate = start::make_gate(&record.dir)?;
     let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };

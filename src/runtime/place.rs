@@ -21,7 +21,7 @@ use crate::sys::{inside, mount};
 #[serde(rename_all = "camelCase")]
 pub struct Place {
     /// Where, absolute inside the container, without symbolic links.
-    pub(super) at: PathBuf,
+    at: PathBuf,
     what: What,
     /// What is mounted below it, and is to be so again.
     again: Vec<PathBuf>,
@@ -87,8 +87,11 @@ impl Place {
     }
 }
 
-/// Puts all in their places (what is above comes first) in the mount namespace of process `pid`, which has its mounts but has
+/// Puts all in their places in the mount namespace of process `pid`, which has its mounts but has
 /// not entered its root at `rootfs` yet. This process is the host's root, in the host's namespaces, and single-threaded.
+///
+/// What is below must come first ([`order`]): then all that leads to a place is libcontainer's placeholders yet, and not what
+/// others can change meanwhile.
 pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), String> {
     let trees = places.iter().map(Place::tree).collect::<Result<Vec<_>, _>>()?;
     let path = format!("/proc/{pid}");
@@ -108,7 +111,7 @@ pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), Strin
                 &place.again,
                 Some(&|path: &Path, directory: bool| {
                     let made = as_owner(place.owner, || view::mount_point(tree.as_fd(), path, directory))?;
-                    made.map(drop).map_err(|err| chain(&err))
+                    made.map_err(|err| chain(&err))
                 }),
             )?;
             if let Some(cwd) = &place.cwd {
@@ -119,6 +122,11 @@ pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), Strin
         Ok(())
     })
     .map_err(said)?
+}
+
+/// In the order in which [`put`] takes them.
+pub(super) fn order(places: &mut [Place]) {
+    places.sort_by(|a, b| b.at.cmp(&a.at));
 }
 
 /// Does `work` as the host's user and group `owner`: a mount that maps ids, or a file system of a user namespace, takes no
@@ -138,12 +146,12 @@ fn as_owner<T>(owner: Option<(u32, u32)>, work: impl FnOnce() -> T) -> Result<T,
     Ok(done)
 }
 
-/// Makes a mount point that a tree lacks, given its path in the tree, and whether it is a directory. No symbolic link in the
-/// tree may be followed.
-pub(super) type Make<'a> = &'a dyn Fn(&Path, bool) -> Result<(), String>;
+/// Opens a mount point in a tree, given its path in the tree, and whether it is a directory; makes it if the tree lacks it. No
+/// symbolic link in the tree may be followed.
+pub(super) type Make<'a> = &'a dyn Fn(&Path, bool) -> Result<OwnedFd, String>;
 
 /// Puts `tree` at `at` below `root`, in the place of what is mounted there. What is mounted below, `again`, is mounted below
-/// it again, where `make`, if there is one, has made the mount points that it lacks.
+/// it again, where `make`, if there is one, says; else where the tree leads to.
 pub(super) fn exchange(
     root: &OwnedFd,
     at: &Path,
@@ -165,12 +173,15 @@ pub(super) fn exchange(
     unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
     attach(root, tree, at)?;
     for (path, kept) in &kept {
-        if let Some(make) = make {
-            let stat = rustix::fs::fstat(kept).map_err(|err| format!("stat {}: {err}", path.display()))?;
-            let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            make(path.strip_prefix(at).unwrap_or(path), directory)?;
-        }
-        attach(root, kept, path)?;
+        let Some(make) = make else {
+            attach(root, kept, path)?;
+            continue;
+        };
+        let stat = rustix::fs::fstat(kept).map_err(|err| format!("stat {}: {err}", path.display()))?;
+        let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let place = make(path.strip_prefix(at).unwrap_or(path), directory)?;
+        mount::attach(kept.as_fd(), place.as_fd(), &path.display())
+            .map_err(|err| format!("mount on {}: {err}", path.display()))?;
     }
     Ok(())
 }
@@ -214,8 +225,12 @@ mod tests {
             assert_eq!(place.cwd.as_deref(), inside.map(Path::new), "{cwd}");
             assert_eq!(place.owner, Some((7, 8)));
         }
-        let place = Place::of(Path::new("/w"), What::Tree("/t".into()), &config("/"), Some((0, 0)));
-        assert_eq!((place.again.len(), place.owner), (0, None));
+        let of = |at: &str| Place::of(Path::new(at), What::Tree("/t".into()), &config("/"), Some((0, 0)));
+        assert_eq!((of("/w").again.len(), of("/w").owner), (0, None));
+        let mut places = ["/v", "/w", "/v/a", "/v-b"].map(of);
+        order(&mut places);
+        let index = |at: &str| places.iter().position(|place| place.at == Path::new(at)).unwrap();
+        assert!(index("/v/a") < index("/v"));
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn hint(err: &SysError, source: &Path, mount: &Mount, ids: &MountIds) -> String 
         ("mount_setattr", Some(libc::EINVAL)) => {
             let kinds = kinds(source, mount.has("rbind") && ids.recursive);
             let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
-            format!("its file system{kinds} can't do that with this kernel: take a directory of another one, or chown it")
+            format!("its file system{kinds} can't do that with this kernel: take a directory of another one, or leave the mapping out")
         }
         ("mount_setattr", Some(libc::EPERM)) => {
             "it maps ids already, or the namespace is the host's own: bind the original directory, or leave the mapping out"

@@ -78,7 +78,8 @@ pub enum IdSource {
 impl Mount {
     /// Its files are to have owners other than on the file system: by an option (`idmap`, `ridmap`) or by mappings.
     pub fn maps_ids(&self) -> bool {
-        self.has("idmap") || self.has("ridmap") || self.mappings.iter().any(Option::is_some)
+        self.options.iter().any(|option| matches!(option.split('=').next(), Some("idmap" | "ridmap")))
+            || self.mappings.iter().any(Option::is_some)
     }
 
     /// How its ids are to be mapped in a container of this configuration; `None` for most mounts.
@@ -93,6 +94,9 @@ impl Mount {
         let refuse = |why: &str| Err(SpecError::Mount { at: self.destination.clone(), why: why.to_owned() });
         if !self.is_bind() {
             return refuse("only bind mounts can map ids: make it one, or take idmap and its mappings out");
+        }
+        if self.options.iter().any(|option| option.starts_with("idmap=") || option.starts_with("ridmap=")) {
+            return refuse("ranges are not given in an option here: give it uidMappings and gidMappings");
         }
         let recursive = self.options.iter().rfind(|o| matches!(o.as_str(), "idmap" | "ridmap"));
         let recursive = recursive.is_some_and(|option| option == "ridmap");
@@ -196,6 +200,7 @@ mod tests {
             (mount("idmap", null, null), &none, "or the container a user namespace"),
             (mount("idmap", null, null), &bare, "uidMappings is empty"),
             (mount("rw", &one, &json!([])), &user, "gidMappings is empty"),
+            (mount("idmap=uids=0-1-2", null, null), &user, "not given in an option"),
             (tmpfs, &user, "only bind mounts can map ids"),
         ] {
             let err = of(mount, linux).unwrap_err().to_string();

@@ -40,7 +40,8 @@ pub fn change(mount: impl AsFd, attr: MountAttr, clear: u64, recursive: bool) ->
 /// as belonging to what that id is outside it. The mount must not be attached anywhere yet.
 ///
 /// # Errors
-/// `EINVAL` where a file system of the tree cannot (FUSE, network file systems, many others), or the mount is attached.
+/// `EINVAL` where a file system of the tree cannot (overlayfs, most network and FUSE ones, others with older kernels), or the
+/// mount is attached.
 /// `EPERM` where the mount maps ids already, or the namespace has no ranges, or is the initial one.
 pub fn map_ids(tree: impl AsFd, userns: BorrowedFd<'_>, recursive: bool) -> Result<(), SysError> {
     let raw = libc::mount_attr {
