@@ -63,7 +63,7 @@ mod tests {
         };
         let net = std::fs::read_link("/proc/self/ns/net").unwrap();
         let (targets, paths) = with(json!({"type": "user"}));
-        assert_eq!(targets, [net.clone()]);
+        assert_eq!(targets, std::slice::from_ref(&net));
         let path = paths[1].clone().unwrap();
         assert!(path.starts_with("/proc/self/fd") && paths[0].is_none() && paths[2].is_none(), "{paths:?}");
         let (targets, _) = with(json!({"type": "user", "path": "/proc/self/ns/user"}));
