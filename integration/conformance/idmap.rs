@@ -16,7 +16,7 @@ use super::lab::{Container, Runtime, add_mount, with_user_namespace, without_nam
 use crate::support::bundle::Bundle;
 use crate::support::{Cmd, Env};
 
-/// Where a loaded machine's tests look for what is the host's own.
+/// What a first process ends in that is to be looked at.
 const IDLE: &str = "exec sleep 100000";
 
 fn ranges(ranges: &[(u32, u32, u32)]) -> Value {

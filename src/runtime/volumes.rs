@@ -157,7 +157,12 @@ fn hint(err: &SysError, source: &Path, mount: &Mount, ids: &MountIds) -> String 
             "it maps ids already, or the namespace is the host's own: bind the original directory, or leave the mapping out"
                 .to_owned()
         }
-        _ => "the container is not made without".to_owned(),
+        ("clone3", Some(libc::ENOSPC | libc::EUSERS)) => {
+            "no more user namespaces may be made: see /proc/sys/user/max_user_namespaces".to_owned()
+        }
+        (_, Some(libc::EPERM)) => "only the host's root can: leave the mapping out".to_owned(),
+        ("open", _) => "it takes the user namespace that the container is to join".to_owned(),
+        _ => "it can't be done".to_owned(),
     }
 }
 
