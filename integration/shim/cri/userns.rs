@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::node::{Container, Node, Pod};
-use super::of_each_release;
+use super::{of_each_release, stream};
 use crate::shim::daemon::{Release, Shim};
 use crate::support::Cmd;
 use crate::support::env::unique;
@@ -154,6 +154,7 @@ fn containerd_2_maps_layers_and_volumes() {
     }
     // The files that containerd itself gives a pod are mapped too.
     assert_eq!(owners(&a, "/etc/hosts /etc/hostname"), "/etc/hosts 0:0\n/etc/hostname 0:0");
+    stream::on_terminals_and_pipes(&pod, &with_users());
     pod.remove();
 }
 
