@@ -53,6 +53,20 @@ fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError>
     }
 }
 
+/// What `work` on a container comes to; where it fails since the container was deleted meanwhile, and its layers with it,
+/// that is what is told.
+fn unless_removed<T>(
+    store: &Store,
+    key: ContainerKey,
+    work: impl FnOnce() -> Result<T, OpsError>,
+) -> Result<T, OpsError> {
+    work().map_err(|err| match store.container(key) {
+        Err(removed @ (StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. })) => removed.into(),
+        // The first failure is the one to tell.
+        _ => err,
+    })
+}
+
 impl Context {
     /// Opens the store, which must be there: a mistyped path is not to become a new, empty one.
     pub fn store(&self) -> Result<Store, OpsError> {

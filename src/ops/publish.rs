@@ -169,7 +169,11 @@ pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Res
     }
     let path = dir.join(WRITTEN);
     let text = serde_json::to_vec(&ours).map_err(json_file(&path))?;
-    durable::replace_unsynced(&path, &text, 0o600).map_err(file("write", &path))?;
+    match durable::replace_unsynced(&path, &text, 0o600) {
+        // Gone since, or just going.
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(file("write", &path))?,
+    }
     into_config(&container.bundle, &ours)
 }
 
