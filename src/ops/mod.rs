@@ -31,6 +31,18 @@ use crate::config::Config;
 use crate::runtime::state::Record;
 use crate::store::{Container, ContainerKey, Store, StoreError};
 
+/// What is done in the store, and what failed after it: the store is the truth, so nothing of that undoes it or is to make
+/// anybody do it again.
+#[derive(Debug)]
+#[must_use = "what failed is to be told"]
+pub struct Done<T> {
+    /// What was done.
+    pub what: T,
+    /// What could not be written where others read, or put away. `show` and `log` have it all the same; the next exec that ends
+    /// writes HEAD again, and `gc` puts away.
+    pub warning: Option<OpsError>,
+}
+
 /// What every use case needs.
 #[derive(Debug)]
 pub struct Context {
