@@ -200,28 +200,28 @@ fn a_shim_has_as_many_descriptors_as_it_may() {
     let program = containerd.run.join("bin/containerd-shim-agentsbx-v1");
     let real = fs::read_link(&program).expect("a link");
     fs::remove_file(&program).expect("remove the link");
-    let script = format!("#!/bin/sh\nulimit -Sn 64\nexec {} \"$@\"\n", real.display());
+    let script = format!("#!/bin/sh\nulimit -Sn 64\nulimit -Hn 5000\nexec {} \"$@\"\n", real.display());
     fs::rename(write_program(&containerd.run.join("bin"), &script), program).expect("rename");
     let config = containerd.run.join("oci.toml");
     fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
     // With no limit of its own a container has the runtime's.
     let task = Task::idle(&containerd, &["--runtime-config-path", &config.display().to_string()]);
     let shim = containerd.shims(Some(&task.id)).first().copied().expect("a shim");
-    let soft = |pid: i32| {
+    let limits = |pid: i32| {
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("read the limits");
         let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").to_owned();
-        line.split_whitespace().nth(3).map(str::to_owned).expect("a number")
+        line.split_whitespace().skip(3).take(2).map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_ne!(soft(shim), "64");
+    assert_eq!(limits(shim), ["5000", "5000"]);
     let api = task_api::Shim::of(&task);
     api.exec("limited", &["sleep", "1000"]).expect("exec");
     let supervisor = api.start("limited").expect("start");
-    assert_eq!(soft(i32::try_from(supervisor).expect("a pid")), "64");
+    assert_eq!(limits(i32::try_from(supervisor).expect("a pid")), ["64", "5000"]);
     api.kill("limited", 9, false).expect("kill");
     api.wait("limited").expect("wait");
     api.delete("limited").expect("delete");
     thread::scope(|scope| {
-        for n in 0..12 {
+        for n in 0..20 {
             let task = &task;
             scope.spawn(move || task.sh(&format!("sleep 3; exit {n}")).expect(n));
         }

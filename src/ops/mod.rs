@@ -8,6 +8,8 @@ pub mod delete;
 pub mod discard;
 mod error;
 pub mod exec;
+#[cfg(test)]
+mod fixture;
 pub mod fsck;
 pub mod gc;
 pub mod history;
