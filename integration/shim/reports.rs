@@ -159,6 +159,30 @@ fn an_execs_terminal_is_the_requests() {
     assert_eq!(reading.join().expect("join"), "/dev/pts/0\r\n");
 }
 
+/// The size that a client asks for before the exec runs was dropped, and the command began on a terminal of no size.
+#[test]
+fn a_size_that_is_asked_for_before_the_start_is_the_terminals_from_the_beginning() {
+    let task = Task::idle(newest(), &[]);
+    let shim = task_api::Shim::of(&task);
+    let fifo = newest().data().join("size.fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("mkfifo");
+    shim.exec_on_terminal("size", &["stty", "size"], &fifo.to_string_lossy()).expect("exec");
+    shim.resize("size", 80, 25).expect("resize");
+    // The last one counts.
+    shim.resize("size", 132, 43).expect("resize");
+    let reading = std::thread::spawn(move || std::fs::read_to_string(fifo).expect("read"));
+    shim.start("size").expect("start");
+    assert_eq!(shim.wait("size").expect("wait"), 0);
+    assert_eq!(shim.delete("size").expect("delete"), 0);
+    assert_eq!(reading.join().expect("join"), "43 132\r\n");
+    // One without a terminal has no size.
+    shim.exec("plain", &["true"]).expect("exec");
+    shim.resize("plain", 80, 25).expect("resize");
+    shim.start("plain").expect("start");
+    assert_eq!(shim.wait("plain").expect("wait"), 0);
+    shim.delete("plain").expect("delete");
+}
+
 /// crun #1642, vscode-remote-release #10843: without a terminal an exec was in its caller's session.
 #[test]
 fn an_exec_leads_its_session() {
@@ -611,6 +635,27 @@ fn output_goes_to_a_program() {
         let name = program.display().to_string();
         !super::daemon::processes().iter().any(|(_, line)| String::from_utf8_lossy(line).contains(&name))
     });
+    fs::remove_file(&log).expect("remove the log");
+    fs::remove_file(&program).expect("remove the program");
+}
+
+/// The program of an exec was told the container's id; containerd's own shim tells it the exec's.
+#[test]
+fn an_execs_program_is_told_the_execs_id() {
+    let containerd = newest();
+    let task = Task::idle(containerd, &[]);
+    let shim = task_api::Shim::of(&task);
+    let dir = containerd.run.join("tmp");
+    let log = dir.join(unique("log"));
+    let script = "#!/bin/sh\nexec 5>&-\necho \"$CONTAINER_NAMESPACE $CONTAINER_ID\" >\"$2\"\ncat <&3 >>\"$2\"\n";
+    let program = write_program(&dir, script);
+    let address = format!("binary://{}?file={}", program.display(), log.display());
+    shim.exec_with("told", &["echo", "out"], &address, "").expect("exec");
+    shim.start("told").expect("start");
+    assert_eq!(shim.wait("told").expect("wait"), 0);
+    shim.delete("told").expect("delete");
+    let expected = format!("{} told\nout\n", containerd.namespace);
+    wait_until("the line", SOON, || fs::read_to_string(&log).unwrap_or_default() == expected);
     fs::remove_file(&log).expect("remove the log");
     fs::remove_file(&program).expect("remove the program");
 }
