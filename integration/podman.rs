@@ -1,5 +1,7 @@
 //! podman, with the binary under test as its runtime: conmon calls it, not containerd's shim.
 
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -161,4 +163,22 @@ fn podman_with_mapped_ids_has_layers_and_history() {
     assert_eq!(container.sh("cat /root/f; ls /root /tmp").ok(), "one\n/root:\nf\n\n/tmp:");
     container.agentsbx(["rollback", &container.id, "3"]).ok();
     assert_eq!(container.sh("ls /root").ok(), "d");
+}
+
+/// A volume with podman's option `idmap`: its files belong to whom they belong to on the host, and so does what is made there.
+#[test]
+fn podman_volumes_map_ids() {
+    let dir = tempfile::tempdir_in(&process().data).expect("a directory");
+    let file = dir.path().join("f");
+    fs::write(&file, "volume\n").expect("write");
+    chown(&file, Some(1234), Some(1235)).expect("chown");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).expect("chmod");
+    let volume = |at: &str, option: &str| format!("{}:{at}:{option}", dir.path().display());
+    let (mapped, plain) = (volume("/mapped", "idmap"), volume("/plain", "rw"));
+    let ids = ["--uidmap", "0:200000:65536", "--gidmap", "0:200000:65536"];
+    let container = Container::idle([ids[0], ids[1], ids[2], ids[3], "-v", &mapped, "-v", &plain]);
+    let script = "stat -c %u:%g /mapped /mapped/f /plain; cat /mapped/f; echo x >/mapped/made";
+    assert_eq!(container.sh(script).ok(), "0:0\n1234:1235\n65534:65534\nvolume");
+    let meta = dir.path().join("made").metadata().expect("it is the host's directory");
+    assert_eq!((meta.uid(), meta.gid()), (0, 0));
 }

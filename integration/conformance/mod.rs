@@ -3,6 +3,7 @@
 
 mod exec;
 mod hooks;
+mod idmap;
 pub mod lab;
 mod life;
 mod mounts;

@@ -365,7 +365,8 @@ fn a_tmpfs_keeps_the_mode_of_what_it_covers() {
 }
 
 /// A container with a user namespace gets volumes whose host directories only the host's root may pass: directories and
-/// files, read-only too, with other mounts on and below them, for the first process and for execs.
+/// files, read-only too, with other mounts on and below them, masked paths and the working directory, for the first process
+/// and for execs.
 #[test]
 fn a_user_namespace_gets_volumes_that_only_root_can_reach() {
     let env = Env::new();
@@ -381,16 +382,20 @@ fn a_user_namespace_gets_volumes_that_only_root_can_reach() {
         add_mount(bundle, bind(&private.join("volume"), "/v", &["rbind", "rprivate"]));
         add_mount(bundle, bind(&private.join("volume"), "/ro", &["bind", "ro", "nosuid"]));
         add_mount(bundle, bind(&private.join("file"), "/etc/file", &["bind"]));
-        add_mount(
-            bundle,
-            json!({"destination": "/v/below", "type": "tmpfs", "source": "tmpfs", "options": ["mode=700"]}),
-        );
+        for (at, mode) in [("/v/below", "mode=700"), ("/v/unmade/x", "mode=750")] {
+            add_mount(bundle, json!({"destination": at, "type": "tmpfs", "source": "tmpfs", "options": [mode]}));
+        }
+        fs::create_dir(private.join("volume/secret")).expect("mkdir");
+        fs::write(private.join("volume/secret/key"), "key\n").expect("write");
+        bundle.config["linux"]["maskedPaths"].as_array_mut().expect("a list").push("/v/secret".into());
+        bundle.config["process"]["cwd"] = "/v/cwd".into();
     });
     container.start();
     let pid = container.pid();
     let script = "cat /v/f /ro/f /etc/file; echo new >/v/made; echo x 2>/dev/null >/ro/x || echo read-only; \
-        stat -f -c %T /v/below; stat -c '%a %u' /v/below; grep -E '^[^ ]+ /ro ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1,2";
-    let want = "volume\nvolume\nfile\nread-only\ntmpfs\n700 0\nro,nosuid";
+        stat -f -c %T /v/below; stat -c '%a %u' /v/below /v/unmade/x; \
+        stat -c %u /v/unmade /v/cwd; ls /v/secret | wc -l; grep -E '^[^ ]+ /ro ' /proc/mounts | cut -d' ' -f4 | cut -d, -f1,2";
+    let want = "volume\nvolume\nfile\nread-only\ntmpfs\n700 0\n750 0\n0\n0\n0\nro,nosuid";
     assert_eq!(container.sh(script).ok(), want);
     let enter =
         ["--target", &pid.to_string(), "--user", "--mount", "--pid", "--root", "sh", "-c", script].map(str::to_owned);

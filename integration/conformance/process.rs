@@ -280,22 +280,12 @@ fn what_is_not_supported_is_refused() {
         assert!(failed.stderr.contains(words), "{words} not in {}", failed.stderr);
         assert_eq!(env.ok(["list", "-q"]), "");
     };
-    refused("idmapped mount", &|bundle| {
-        with_user_namespace(bundle);
-        let map = json!([{"containerID": 0, "hostID": 100000, "size": 65536}]);
-        add_mount(
-            bundle,
-            json!({"destination": "/idmapped", "type": "bind", "source": "/usr", "options": ["bind", "idmap"],
-                "uidMappings": map, "gidMappings": map}),
-        );
-    });
     if !Path::new("/sys/fs/selinux/enforce").exists() {
         refused("selinux label is specified in config, but selinux is not supported", &|bundle| {
             bundle.config["process"]["selinuxLabel"] = json!("system_u:system_r:container_t:s0");
         });
     }
     let features: serde_json::Value = serde_json::from_str(&env.ok(["features"])).expect("JSON");
-    assert_eq!(features["linux"]["mountExtensions"]["idmap"]["enabled"], false, "{features}");
     assert_eq!(features["linux"]["selinux"]["enabled"], false, "{features}");
 }
 

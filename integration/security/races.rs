@@ -31,7 +31,9 @@ fn swapper<'e>(env: &'e Env, volume: &std::path::Path, target: &str, seconds: u6
 
 /// CVE-2021-30465: two containers share a volume; one swaps a directory in it for a link while mounts on it are made for
 /// the other. Whatever comes of it, nothing is mounted or made outside, and nothing of the host is inside.
-fn shared_volume(profile: &str, seconds: u64) {
+///
+/// With `mapped` ids are mapped (to themselves) on what the other container has of it: such mounts are made in another way.
+fn shared_volume(profile: &str, seconds: u64, mapped: bool) {
     let env = Env::with_config(profile);
     let canary = Canary::new(&env);
     let volume = env.dir.join("volume");
@@ -59,6 +61,12 @@ fn shared_volume(profile: &str, seconds: u64) {
                 other.config["process"]["cwd"] = format!("/vol/sub/{marker}-3").into();
             }
             bind(&mut other, &volume, "/vol/sub/again");
+            let mounts = other.config["mounts"].as_array_mut().expect("mounts");
+            for mount in mounts.iter_mut().filter(|mount| mapped && mount["source"] == json!(volume)) {
+                for name in ["uidMappings", "gidMappings"] {
+                    mount[name] = json!([{"containerID": 0, "hostID": 0, "size": 65_536}]);
+                }
+            }
             let output = other.run();
             if output.code == 0 {
                 made += 1;
@@ -86,21 +94,30 @@ fn shared_volume(profile: &str, seconds: u64) {
 /// Under the default profile.
 #[test]
 fn mounts_on_a_volume_that_another_container_swaps_stay_inside() {
-    shared_volume("", 5);
+    shared_volume("", 5, false);
 }
 
 /// And without it: this is not the profile's work.
 #[test]
 fn mounts_on_a_swapped_volume_stay_inside_without_the_profile() {
-    shared_volume("profile = 'oci'\n", 5);
+    shared_volume("profile = 'oci'\n", 5, false);
 }
 
-/// The same for five minutes each.
+/// Mounts that map ids are put in place by another hand.
+#[test]
+fn mounts_on_a_swapped_volume_that_maps_ids_stay_inside() {
+    shared_volume("", 5, true);
+}
+
+/// The same for longer.
 #[test]
 #[ignore = "ten minutes"]
 fn long_mounts_on_a_volume_that_another_container_swaps_stay_inside() {
     for profile in ["", "profile = 'oci'\n"] {
-        shared_volume(profile, 300);
+        shared_volume(profile, 200, false);
+    }
+    for profile in ["", "profile = 'oci'\n"] {
+        shared_volume(profile, 100, true);
     }
 }
 

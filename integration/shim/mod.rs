@@ -13,3 +13,4 @@ mod order;
 mod reports;
 mod story;
 mod task_api;
+mod userns;

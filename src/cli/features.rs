@@ -139,7 +139,7 @@ fn document() -> Value {
             "apparmor": {"enabled": true},
             "selinux": {"enabled": false},
             "intelRdt": {"enabled": false},
-            "mountExtensions": {"idmap": {"enabled": false}}
+            "mountExtensions": {"idmap": {"enabled": true}}
         },
         "annotations": {
             "dev.agentsbx.version": env!("CARGO_PKG_VERSION"),

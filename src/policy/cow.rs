@@ -38,8 +38,9 @@ fn asked_for(rules: &BTreeMap<PathBuf, MountRule>, mounts: &[Mount]) -> Result<V
             [mount] if mount.options.iter().any(|o| matches!(o.as_str(), "ro" | "rro")) => {
                 return refuse("it is mounted read-only", "mount it writable, or leave out the rule");
             }
-            [mount] if mount.options.iter().any(|o| matches!(o.as_str(), "idmap" | "ridmap")) => {
-                return refuse("an overlay of it would not map ids as the mount does", "mount it without id mapping");
+            [mount] if mount.maps_ids() => {
+                let remedy = "mount it without id mapping, or leave out the rule";
+                return refuse("an overlay of it would not map ids as the mount does", remedy);
             }
             [_] => found.push(at.clone()),
             [] => return refuse("nothing is mounted there", "name the destination of a bind mount"),
@@ -61,6 +62,7 @@ mod tests {
             {"destination": "/work/", "type": "bind", "source": "/h", "options": ["rbind", "rw"]},
             {"destination": "/ro", "source": "/h", "options": ["bind", "ro"]},
             {"destination": "/ids", "source": "/h", "options": ["bind", "idmap"]},
+            {"destination": "/maps", "source": "/h", "options": ["bind"], "uidMappings": [{"size": 1}]},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
             {"destination": "/two", "source": "/h", "options": ["bind"]},
             {"destination": "/two", "source": "/i", "options": ["bind"]}
@@ -73,6 +75,7 @@ mod tests {
             ("/", "the root is layered anyway"),
             ("/ro", "it is mounted read-only"),
             ("/ids", "would not map ids"),
+            ("/maps", "would not map ids"),
             ("/tmp", "a tmpfs is mounted there"),
             ("/two", "several mounts are there"),
             ("/none", "nothing is mounted there"),

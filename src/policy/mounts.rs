@@ -207,8 +207,10 @@ impl This<'_> {
             (Some(access), _) => access,
             (None, Writes::AsGiven) => Access::ReadWrite,
             (None, Writes::ReadOnly) => Access::ReadOnly,
-            // Only a directory can be an overlay.
-            (None, Writes::CopyOnWrite) if source.is_some_and(|s| s.kind == SourceKind::Directory) => {
+            // Only a directory can be an overlay, which would map no ids.
+            (None, Writes::CopyOnWrite)
+                if source.is_some_and(|s| s.kind == SourceKind::Directory) && !self.mount.maps_ids() =>
+            {
                 Access::CopyOnWrite
             }
             (None, Writes::CopyOnWrite) => Access::ReadOnly,
@@ -439,20 +441,21 @@ mod tests {
         let list = json!([
             bind("/w", "/h/w", &["rbind"]),
             bind("/ro", "/h/r", &["bind", "ro"]),
-            bind("/f", "/h/f.conf", &["bind"])
+            bind("/f", "/h/f.conf", &["bind"]),
+            bind("/ids", "/h/i", &["bind", "idmap"])
         ]);
         let with = |default| {
             let mounts = Mounts { default, ..Mounts::default() };
             hardened(list.clone(), Rules { mounts, ..Rules::default() }, "").unwrap()
         };
-        let read_only = |got: &Hardened| [0, 1, 2].map(|n| options(got, n).contains(&"ro".to_owned()));
+        let read_only = |got: &Hardened| [0, 1, 2, 3].map(|n| options(got, n).contains(&"ro".to_owned()));
         let given = with(Writes::AsGiven);
-        assert_eq!((read_only(&given), given.confinement.copy_on_write.len()), ([false, true, false], 0));
+        assert_eq!((read_only(&given), given.confinement.copy_on_write.len()), ([false, true, false, false], 0));
         let closed = with(Writes::ReadOnly);
-        assert_eq!(read_only(&closed), [true, true, true]);
+        assert_eq!(read_only(&closed), [true; 4]);
         assert!(options(&closed, 0).contains(&"rro".to_owned()));
         let cow = with(Writes::CopyOnWrite);
-        assert_eq!(read_only(&cow), [false, true, true], "a file cannot be an overlay");
+        assert_eq!(read_only(&cow), [false, true, true, true], "neither a file nor mapped ids can be an overlay");
         assert_eq!(cow.confinement.copy_on_write, [PathBuf::from("/w")]);
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{On, RuntimeError};
 use super::members::{self, CgroupError, write};
+use crate::sys::cgroup::wait_before_moves;
 pub use crate::sys::cgroup::{CgroupDir, Hierarchy, of_path, without_roots};
 use crate::sys::proc;
 use crate::sys::process::{Fork, exit_now, fork, wait};
@@ -117,12 +118,9 @@ impl Joined {
     }
 }
 
-/// The kernel's wait before a process is moved between cgroups, begun ahead of time.
+/// The kernel's wait before a process is moved between cgroups ([`wait_before_moves`]), begun ahead of time.
 ///
-/// Such a move takes a lock against which all forks of the machine are readers, and whose first writer waits for an RCU
-/// grace period, some ten milliseconds (percpu_down_write in kernel/locking/percpu-rwsem.c). Those who come soon after it
-/// do not. libcontainer moves the first process, so a child of ours asks for the lock first, by a move to where it is
-/// already, and waits while everything else is prepared.
+/// libcontainer moves the first process, so a child of ours has the kernel wait while everything else is prepared.
 #[derive(Debug)]
 #[must_use = "the child is reaped when this goes out of scope"]
 pub struct EarlyWait(Option<i32>);
@@ -133,7 +131,7 @@ impl EarlyWait {
         match fork() {
             Ok(Fork::Child) => {
                 // What it says is for nobody.
-                let _ = move_nowhere();
+                let _ = wait_before_moves();
                 exit_now(0)
             }
             Ok(Fork::Parent(pid)) => EarlyWait(Some(pid)),
@@ -147,13 +145,6 @@ impl Drop for EarlyWait {
         // A child that somebody else has reaped is gone as well.
         let _ = self.0.map(|pid| wait(pid, true));
     }
-}
-
-fn move_nowhere() -> Result<(), RuntimeError> {
-    let (pid, _) = proc::this().during("read /proc/self/stat")?;
-    let Some(home) = of_process(pid, &hierarchies()?)?.into_iter().next() else { return Ok(()) };
-    let file = home.path.join("cgroup.procs");
-    write(&file, "0").on("write", &file)
 }
 
 /// True if the freezer holds the container's processes, or is about to.

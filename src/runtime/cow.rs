@@ -1,23 +1,17 @@
 //! Copy-on-write bind mounts of the first process: the host's directory looked at before anything is made, and an overlay of
-//! it put in place before the container's root is entered, where createRuntime hooks are run. libcontainer never has the
-//! directory: it mounts an empty placeholder.
+//! it to be put in its [`Place`]. libcontainer never has the directory.
 
 use std::error::Error;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-use serde::{Deserialize, Serialize};
-
 use super::error::{On, RuntimeError};
 use super::facts::Judged;
-use super::fixup;
-use crate::error::chain;
-use crate::rootfs;
+use super::place::{Place, What};
 use crate::spec::normalise::clean_absolute;
-use crate::spec::{Config, Mount, inroot};
-use crate::sys::{inside, mountattr, mountinfo};
+use crate::spec::{Config, Mount};
+use crate::sys::{mountattr, mountinfo};
 
 /// A copy-on-write mount whose source was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +31,7 @@ pub struct CowSource {
 pub struct CowLayer {
     /// What it writes.
     pub upper: PathBuf,
-    /// Overlayfs's own: two, see [`rootfs::cow::First::overlay`].
+    /// Overlayfs's own: two, see [`crate::rootfs::cow::First::overlay`].
     pub works: [PathBuf; 2],
     /// A descriptor that the first process is not to keep.
     pub lock: RawFd,
@@ -122,24 +116,6 @@ fn flags(mount: &Mount) -> u64 {
     })
 }
 
-/// One overlay to be made and put in place: plain data, which goes to the process that does it.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Place {
-    at: PathBuf,
-    source: PathBuf,
-    identity: (u64, u64),
-    flags: u64,
-    upper: PathBuf,
-    works: [PathBuf; 2],
-    /// What is mounted below it, and is to be so again.
-    again: Vec<PathBuf>,
-    /// The first process's working directory, relative to it, if it is on it.
-    cwd: Option<PathBuf>,
-    /// Whose what is made for that is, if not root's.
-    owner: Option<(u32, u32)>,
-}
-
 /// Makes the layers; the places, and the descriptors that the first process is not to keep. `normalised` is the
 /// configuration that libcontainer gets.
 pub(super) fn plan(
@@ -147,8 +123,7 @@ pub(super) fn plan(
     normalised: &Config,
     make_layer: &MakeLayer<'_>,
 ) -> Result<(Vec<Place>, Vec<RawFd>), RuntimeError> {
-    let mounts: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
-    let cwd = clean_absolute(Path::new(normalised.cwd()));
+    let owner = normalised.host_uid(0).zip(normalised.host_gid(0));
     let (mut places, mut locks) = (Vec::new(), Vec::new());
     for CowSource { at, source, identity, flags } in cows {
         let CowLayer { upper, works, lock } =
@@ -159,55 +134,10 @@ pub(super) fn plan(
                 format!("the layers are in {}: mount another directory, or set another --store", source.display());
             return Err(RuntimeError::CopyOnWrite { at: at.clone(), why });
         }
-        // What was mounted before it is hidden by it.
-        let later = mounts.iter().skip_while(|mount| *mount != at).skip(1);
-        let again: Vec<PathBuf> = later.filter(|mount| mount.starts_with(at)).cloned().collect();
-        let inside = cwd.strip_prefix(at).ok().filter(|_| !again.iter().any(|mount| cwd.starts_with(mount)));
-        places.push(Place {
-            cwd: inside.map(Path::to_owned),
-            at: at.clone(),
-            source: source.clone(),
-            identity: *identity,
-            flags: *flags,
-            upper,
-            works,
-            again,
-            owner: normalised.host_uid(0).zip(normalised.host_gid(0)).filter(|ids| *ids != (0, 0)),
-        });
+        let (source, identity, flags) = (source.clone(), *identity, *flags);
+        places.push(Place::of(at, What::Overlay { source, identity, flags, upper, works }, normalised, owner));
     }
     Ok((places, locks))
-}
-
-/// Makes the overlays and puts them in place, in the mount namespace of process `pid`, which has its mounts but has not
-/// entered its root at `rootfs` yet. This process is the host's root, in the host's namespaces, and single-threaded.
-pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), String> {
-    let overlay = |place: &Place| -> Result<OwnedFd, String> {
-        let works = [place.works[0].as_path(), place.works[1].as_path()];
-        let first = rootfs::cow::First { at: &place.at, source: &place.source, identity: place.identity };
-        first.overlay(&place.upper, works, place.flags).map_err(|err| {
-            format!("copy-on-write mount {} of {}: {}", place.at.display(), place.source.display(), chain(&err))
-        })
-    };
-    let overlays = places.iter().map(overlay).collect::<Result<Vec<_>, _>>()?;
-    let path = format!("/proc/{pid}");
-    let said = |err: std::io::Error| format!("enter the mount namespace of process {pid}: {err}");
-    let dir = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let dir = dir.map_err(|errno| said(errno.into()))?;
-    inside::in_mount_namespace(&dir, |top| {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let root = rustix::fs::openat2(top, rootfs, flags, Mode::empty(), resolve);
-        let root = root.map_err(|errno| format!("open {}: {errno}", rootfs.display()))?;
-        for (place, overlay) in places.iter().zip(&overlays) {
-            fixup::put(&root, &place.at, overlay, &place.again, true)?;
-            if let Some(cwd) = &place.cwd {
-                // What fails here shows as a failed chdir, with the text that callers know.
-                let _ = inroot::make_dirs(overlay, cwd, 0o755, place.owner);
-            }
-        }
-        Ok(())
-    })
-    .map_err(said)?
 }
 
 #[cfg(test)]

@@ -24,15 +24,18 @@ use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::idmaps::StandIn;
+use super::joined::Joined;
 use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
 use super::payload::{Given, Payload};
+use super::place;
 use super::prepare;
 use super::seccomp;
 use super::start;
 use super::state::{LIBCONTAINER, NamespaceRef, ProcessId, Record, VERSION};
 use super::systemd::{self, Scope};
+use super::volumes::{self, Volume};
 use crate::durable;
 use crate::id::ContainerId;
 use crate::policy::seccomp::{Program, Strictness};
@@ -211,6 +214,7 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
     }
     config.check_user_ids()?;
     config.check_types()?;
+    config.mounts().iter().try_for_each(|mount| mount.ids(config).map(drop))?;
     if let Some(kind) = config.twice_a_namespace() {
         return Err(field("linux.namespaces", &format!("duplicated ns {kind:?}")));
     }
@@ -259,6 +263,7 @@ fn build(
     };
     let changed = !normalise::normalise(&mut config, &context)?.is_empty() || !bundle.decisions.is_empty();
     let cows = cow::sources(engine, &config, &bundle.path, &bundle.confinement.copy_on_write, &bundle.judged)?;
+    let volumes = volumes::prepare(engine, &config, &bundle.path, &cows, &bundle.judged)?;
     let all = bundle.all.clone();
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     if v1 && request.systemd_cgroup {
@@ -277,7 +282,7 @@ fn build(
         // libcontainer is given the scope's cgroup as any other: it would tell systemd less, and leave failed units.
         config.value_mut()["linux"]["cgroupsPath"] = scope.path.to_string_lossy().into();
         let dirs = cgroup::without_roots(cgroup::of_path(&scope.path, &all), &all);
-        let made = Made { root, config, changed: true, all, cows, scope: Some(scope) };
+        let made = Made { root, config, changed: true, all, cows, volumes, scope: Some(scope) };
         let made = build_in(request, place, bundle, paths, made, make_layer);
         if made.is_err() {
             // The failure is what is told. All processes have ended, and a scope without any ends by itself.
@@ -285,7 +290,8 @@ fn build(
         }
         return made;
     }
-    build_in(request, place, bundle, paths, Made { root, config, changed, all, cows, scope: None }, make_layer)
+    let made = Made { root, config, changed, all, cows, volumes, scope: None };
+    build_in(request, place, bundle, paths, made, make_layer)
 }
 
 /// What is ready before the container's record is.
@@ -296,6 +302,7 @@ struct Made {
     changed: bool,
     all: Vec<Hierarchy>,
     cows: Vec<CowSource>,
+    volumes: Vec<Volume>,
     scope: Option<Scope>,
 }
 
@@ -308,7 +315,7 @@ fn build_in(
     make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
     let Bundle { rootfs, engine, .. } = bundle;
-    let Made { root, config, changed, all, cows, scope } = made;
+    let Made { root, config, changed, all, cows, volumes, scope } = made;
     let cgroup_path = PathBuf::from(config.cgroups_path().unwrap_or_default());
     let dirs = match cgroup_path.is_absolute() {
         true => cgroup::without_roots(cgroup::of_path(&cgroup_path, &all), &all),
@@ -361,7 +368,7 @@ fn build_in(
     }
     prepare::prepare(&config, rootfs, &root)?;
 
-    let ready = Ready { config: &config, root: &root, all: &all, program, cows: &cows, make_layer };
+    let ready = Ready { config: &config, root: &root, all: &all, program, cows: &cows, volumes: &volumes, make_layer };
     let started = launch(request, &record, bundle, &ready, paths).and_then(|started| {
         let (Some(scope), Some(dir)) = (scope, started.1.first()) else { return Ok(started) };
         scope.hand_over(&dir.path)?;
@@ -415,6 +422,7 @@ struct Ready<'a> {
     all: &'a [Hierarchy],
     program: Option<Program>,
     cows: &'a [CowSource],
+    volumes: &'a [Volume],
     make_layer: &'a MakeLayer<'a>,
 }
 
@@ -426,10 +434,11 @@ fn launch(
     ready: &Ready<'_>,
     paths: &Outputs,
 ) -> Result<(i32, Vec<CgroupDir>), RuntimeError> {
-    let Ready { config, root, all, program, cows, make_layer } = ready;
+    let Ready { config, root, all, program, cows, volumes, make_layer } = ready;
     let v1 = all.iter().any(|h| !h.controllers.is_empty());
     let shown = Parts::prepare(config, &record.cgroup_path, all);
-    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, shown.as_ref(), cows)?;
+    let placed: Vec<&Path> = cows.iter().map(|cow| &*cow.at).chain(volumes.iter().map(|volume| &*volume.at)).collect();
+    let mut fixups = Fixups::plan(&bundle.engine, config, root, &bundle.path, shown.as_ref(), &placed)?;
     if bundle.confinement.profile == Profile::Strict {
         fixups.confine(&bundle.engine, config, &bundle.judged, &bundle.carried, &record.confinement)?;
     }
@@ -441,13 +450,16 @@ fn launch(
     }
     // Not close-on-exec: what runs in the place of hooks writes to it.
     let report: fs::File = rustix::fs::memfd_create("hooks", MemfdFlags::empty()).during("make a memory file")?.into();
-    let (places, locks) = cow::plan(cows, config, *make_layer)?;
+    let (mut places, locks) = cow::plan(cows, config, *make_layer)?;
+    places.extend(volumes::places(volumes, config));
+    place::order(&mut places);
     let _gate = start::make_gate(&record.dir)?;
     let parents = [bundle.lock.as_raw_fd(), report.as_raw_fd()].into_iter().chain(locks).collect();
     let given = Given { record, filter: program.clone(), listen_fds: request.listen_fds, parents };
     let payload = Payload::new(&bundle.engine, given)?;
-    let source =
-        launch::write(record, config, shown.as_ref(), Identity::of(&record.seccomp), report.as_raw_fd(), places)?;
+    let namespaces = Joined::open(config)?;
+    let identity = Identity::of(&record.seccomp);
+    let source = launch::write(record, config, shown.as_ref(), &namespaces, identity, report.as_raw_fd(), places)?;
     let _maps = StandIn::of(record, config, report.as_raw_fd())?;
     let capture = ErrorCapture::new().during("make a memory file")?;
     let joined = match record.cgroup_path.is_absolute() {

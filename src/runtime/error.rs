@@ -111,6 +111,29 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// A bind mount that is not left to libcontainer.
+    #[error("mount {} of {}: {why}", at.display(), of.display())]
+    Volume {
+        /// Where it was to go.
+        at: PathBuf,
+        /// What.
+        of: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// A mount whose ids can't be mapped.
+    #[error("map the ids of the mount {} of {}: {hint}: {source}", at.display(), of.display())]
+    MountIds {
+        /// Where it was to go.
+        at: PathBuf,
+        /// What.
+        of: PathBuf,
+        /// What the error comes from, and what to do.
+        hint: String,
+        /// The kernel's answer.
+        #[source]
+        source: crate::sys::SysError,
+    },
     /// A bind mount that can't be copy on write.
     #[error("copy-on-write mount {}: {why}", at.display())]
     CopyOnWrite {
@@ -186,7 +209,9 @@ impl Classify for RuntimeError {
             | E::ConsoleSocketMissing
             | E::Invalid { .. }
             | E::CoveredRoot
+            | E::Volume { .. }
             | E::CopyOnWrite { .. } => Kind::InvalidInput,
+            E::MountIds { source, .. } => source.kind(),
             E::Mounts(err) => err.kind(),
             E::CowLayer { .. } => Kind::System,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,

@@ -1,30 +1,29 @@
 //! Mounts as the configuration asks for them, where libcontainer leaves them otherwise: a list of repairs, made in the
 //! container's mount namespace while its first process waits for `start`.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
-use rustix::mount::OpenTreeFlags;
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 
 use super::cgroup_mount::{Parts, is_cgroup};
 use super::copyup;
-use super::cow::CowSource;
 use super::error::{On, RuntimeError};
 use super::facts::Judged;
+use super::place::{self, open};
+use super::volumes::{Namespaces, clone_source, propagation};
 use crate::policy::Confinement;
-use crate::rootfs::view;
-use crate::spec::{Config, Mount, inroot};
+use crate::spec::{Config, inroot};
 use crate::sys::mountattr::{self, MountAttr};
-use crate::sys::{inside, mount, proc};
+use crate::sys::{inside, proc};
 
 /// One repair.
 #[derive(Debug)]
 enum Fixup {
     /// Flags or propagation that libcontainer does not apply.
     Attr { at: PathBuf, attr: MountAttr, recursive: bool, why: &'static str },
-    /// A clone of the engine's source, put in its place: the engine's `/dev`, for the one that libcontainer worked in, or
-    /// a source that it could not get to. What was mounted below is mounted below the new one again.
+    /// A clone of the engine's `/dev`, put in the place of the one that libcontainer worked in. What was mounted below is mounted
+    /// below the new one again.
     Put { at: PathBuf, tree: OwnedFd, again: Vec<PathBuf> },
     /// What is mounted there must be what was judged.
     Same { at: PathBuf, identity: (u64, u64) },
@@ -43,40 +42,36 @@ pub struct Fixups(Vec<Fixup>);
 impl Fixups {
     /// Plans them. `engine` is the configuration as the engine wrote it, `normalised` what libcontainer got (the same
     /// mounts in the same order, then perhaps more). `bundle` is where relative sources are. `cgroups` is what cgroup mounts
-    /// are made of, if they are written out. `cows` are the copy-on-write mounts.
+    /// are made of, if they are written out. At the places `placed` all is as it should be.
     pub fn plan(
         engine: &Config,
         normalised: &Config,
         root: &OwnedFd,
         bundle: &Path,
         cgroups: Option<&Parts>,
-        cows: &[CowSource],
+        placed: &[&Path],
     ) -> Result<Fixups, RuntimeError> {
         let mut list = Vec::new();
         let mut given = normalised.mounts();
         given.truncate(engine.mounts().len());
         let masked = masked(engine);
-        let below = |at: &Path, from: usize| -> Vec<PathBuf> {
-            let later = given[from..].iter().map(|m| m.destination.clone());
-            later.filter(|d| d.starts_with(at) && d != at).collect()
+        let below = |at: &Path| -> Vec<PathBuf> {
+            let all = given.iter().map(|m| m.destination.clone());
+            all.filter(|d| d.starts_with(at) && d != at).collect()
         };
         for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate()
         {
             if wanted.is_dev_bind() {
                 let at = PathBuf::from("/dev");
-                let mut again = below(&at, 0);
+                let tree = clone_source(wanted, &at, bundle, engine, &mut Namespaces::default())?;
+                let mut again = below(&at);
                 if engine.terminal() {
                     again.push("/dev/console".into());
                 }
-                list.push(Fixup::Put { at, tree: clone_source(wanted, bundle)?, again });
+                list.push(Fixup::Put { at, tree, again });
                 continue;
             }
-            if cows.iter().any(|cow| cow.at == at) {
-                // It is in place already.
-                continue;
-            }
-            if wanted.is_out_of_reach(engine, bundle) {
-                list.push(Fixup::Put { again: below(&at, index + 1), tree: clone_source(wanted, bundle)?, at });
+            if placed.contains(&&*at) || wanted.is_withheld(engine, bundle) {
                 continue;
             }
             // One that is covered nobody sees.
@@ -125,15 +120,6 @@ impl Fixups {
         for Judged { mount, identity, .. } in judged {
             // Who makes overlays of some looks at their sources himself.
             let Some(at) = places.get(*mount).filter(|at| !confinement.copy_on_write.contains(at)) else { continue };
-            let put = self.0.iter().find_map(|fixup| match fixup {
-                Fixup::Put { at: place, tree, .. } if place == at => Some(tree),
-                _ => None,
-            });
-            if let Some(tree) = put {
-                let stat = rustix::fs::fstat(tree).on("look at mount", at)?;
-                same(at, *identity, &stat).map_err(RuntimeError::Fixup)?;
-                continue;
-            }
             // What is covered by a later mount nobody sees.
             let covered = places[mount + 1..].iter().any(|later| at.starts_with(later));
             if !covered && !masked.iter().any(|path| at.starts_with(path)) {
@@ -174,7 +160,7 @@ impl Fixup {
             Fixup::Attr { at, attr, recursive, why } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(mountattr::set(mount, *attr, *recursive)?))
                 .map_err(|err| format!("{why} of {}: {err}", at.display())),
-            Fixup::Put { at, tree, again } => put(root, at, tree, again, false),
+            Fixup::Put { at, tree, again } => place::exchange(root, at, tree, again, None),
             Fixup::Same { at, identity } => open(root, at, OFlags::PATH)
                 .and_then(|mount| Ok(rustix::fs::fstat(mount)?))
                 .map_err(|err| format!("look at mount {}: {err}", at.display()))
@@ -222,11 +208,6 @@ fn same(at: &Path, identity: (u64, u64), stat: &rustix::fs::Stat) -> Result<(), 
     Err(format!("mount on {at}: its source was replaced while the container was being made; try again"))
 }
 
-fn open(root: &OwnedFd, at: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(root, at, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
-}
-
 /// Where nothing is there is nothing to deny.
 fn deny(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
     let masked = match open(root, at, OFlags::PATH) {
@@ -238,113 +219,6 @@ fn deny(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
         mountattr::set(&masked, MountAttr { set: mountattr::NODEV, propagation: 0 }, false)?;
     }
     Ok(())
-}
-
-/// The source of a bind mount as a detached tree, with the mount's flags and propagation.
-fn clone_source(mount: &Mount, bundle: &Path) -> Result<OwnedFd, RuntimeError> {
-    let source = &bundle.join(mount.source.as_deref().unwrap_or(Path::new("")));
-    let recursive = mount.has("rbind");
-    let mut how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    how.set(OpenTreeFlags::AT_RECURSIVE, recursive);
-    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).on("clone mount", source)?;
-    let (propagation, deep) = propagation(mount).unwrap_or((libc::MS_PRIVATE, true));
-    mountattr::set(&tree, MountAttr { set: 0, propagation }, deep).on("set propagation of", source)?;
-    let set = flags(mount);
-    if set != 0 {
-        mountattr::set(&tree, MountAttr { set, propagation: 0 }, false).on("set flags of", source)?;
-    }
-    let set = recursive_flags(mount);
-    if set != 0 {
-        mountattr::set(&tree, MountAttr { set, propagation: 0 }, true).on("set flags of", source)?;
-    }
-    Ok(tree)
-}
-
-/// Puts `tree` at `at` below `root`, in the place of what is mounted there. What is mounted below, `again`, is mounted below
-/// it again; with `make`, mount points that it lacks are made in it, no symbolic link in it followed.
-pub(super) fn put(root: &OwnedFd, at: &Path, tree: &OwnedFd, again: &[PathBuf], make: bool) -> Result<(), String> {
-    let mut kept = Vec::new();
-    for at in again {
-        let said = |err: std::io::Error| format!("clone {}: {err}", at.display());
-        let place = open(root, at, OFlags::PATH).map_err(said)?;
-        kept.push((at, mount::clone_tree(place.as_fd(), true, &at.display()).map_err(|err| said(err.into()))?));
-    }
-    // A mount that lies in another of them is a part of its clone.
-    let inner = |path: &Path| again.iter().any(|other| path != other && path.starts_with(other));
-    if make {
-        kept.retain(|(path, _)| !inner(path));
-    }
-    unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
-    attach(root, tree, at)?;
-    for (path, kept) in &kept {
-        if make {
-            let stat = rustix::fs::fstat(kept).map_err(|err| format!("stat {}: {err}", path.display()))?;
-            let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            let inside = path.strip_prefix(at).unwrap_or(path);
-            view::mount_point(tree.as_fd(), inside, directory).map_err(|err| crate::error::chain(&err))?;
-        }
-        attach(root, kept, path)?;
-    }
-    Ok(())
-}
-
-/// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
-fn unmount(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
-    let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
-        return Err(rustix::io::Errno::INVAL.into());
-    };
-    // This is a helper process: its current directory is nobody else's.
-    rustix::process::fchdir(open(root, parent, OFlags::PATH | OFlags::DIRECTORY)?)?;
-    let off = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::NOFOLLOW;
-    Ok(rustix::mount::unmount(name, off)?)
-}
-
-fn attach(root: &OwnedFd, tree: &OwnedFd, at: &Path) -> Result<(), String> {
-    open(root, at, OFlags::PATH)
-        .and_then(|place| Ok(mount::attach(tree.as_fd(), place.as_fd(), &at.display())?))
-        .map_err(|err| format!("mount on {}: {err}", at.display()))
-}
-
-fn flags(mount: &Mount) -> u64 {
-    mount.options.iter().fold(0, |set, option| {
-        set | match option.as_str() {
-            "ro" => mountattr::RDONLY,
-            "nosuid" => mountattr::NOSUID,
-            "nodev" => mountattr::NODEV,
-            "noexec" => mountattr::NOEXEC,
-            _ => 0,
-        }
-    })
-}
-
-/// Flags that hold for what is mounted below too.
-fn recursive_flags(mount: &Mount) -> u64 {
-    mount.options.iter().fold(0, |set, option| {
-        set | match option.as_str() {
-            "rro" => mountattr::RDONLY,
-            "rnosuid" => mountattr::NOSUID,
-            "rnodev" => mountattr::NODEV,
-            "rnoexec" => mountattr::NOEXEC,
-            _ => 0,
-        }
-    })
-}
-
-/// The last propagation option of a mount, and whether it is recursive.
-fn propagation(mount: &Mount) -> Option<(u64, bool)> {
-    mount.options.iter().rev().find_map(|option| {
-        Some(match option.as_str() {
-            "private" => (libc::MS_PRIVATE, false),
-            "rprivate" => (libc::MS_PRIVATE, true),
-            "slave" => (libc::MS_SLAVE, false),
-            "rslave" => (libc::MS_SLAVE, true),
-            "shared" => (libc::MS_SHARED, false),
-            "rshared" => (libc::MS_SHARED, true),
-            "unbindable" => (libc::MS_UNBINDABLE, false),
-            "runbindable" => (libc::MS_UNBINDABLE, true),
-            _ => return None,
-        })
-    })
 }
 
 /// Gives the first process's stdio to the user it runs as, as runc does: else a pipe or terminal that root opened could

@@ -25,8 +25,8 @@ use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::cow::{self, Place};
 use super::error::RuntimeError;
+use super::place::{self, Place};
 use super::state::{Record, Status};
 use crate::sys::{attributes, process};
 
@@ -203,7 +203,7 @@ pub struct Errand {
     phases: Vec<(String, Vec<Value>)>,
     /// An inherited descriptor that takes the text of a failure.
     report: RawFd,
-    /// Copy-on-write mounts to be put in place before the hooks run, and the root filesystem that they are in.
+    /// Mounts to be put in place before the hooks run, and the root filesystem that they are in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mounts: Option<(PathBuf, Vec<Place>)>,
 }
@@ -255,7 +255,7 @@ pub fn relay(errand: &str, state: impl Read) -> bool {
     let ran = completed(&errand, state).and_then(|state| {
         if let Some((rootfs, places)) = &errand.mounts {
             let pid = serde_json::from_str::<Value>(&state).ok().and_then(|state| state["pid"].as_i64());
-            cow::put(places, rootfs, pid.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0))?;
+            place::put(places, rootfs, pid.and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0))?;
         }
         let known = |(name, hooks)| Some((*PHASES.iter().find(|p| *p == name)?, hooks));
         let mut phases = errand.phases.iter().map(|(name, hooks)| (name, hooks)).filter_map(known);

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::cgroup_mount::Parts;
-use super::cow::Place;
 use super::error::{On, RuntimeError};
 use super::hooks::Errand;
+use super::joined::Joined;
+use super::place::Place;
 use super::seccomp::Filter;
 use super::state::Record;
 use crate::spec::Config;
@@ -42,11 +43,13 @@ impl Identity {
 }
 
 /// Writes the bundle; its directory. `report` is the inherited descriptor that takes what failing hooks say.
-/// `places` are the container's copy-on-write mounts, `cgroups` what its cgroup mounts are made of.
+/// `places` are the mounts that are put in place later, `cgroups` what its cgroup mounts are made of, `joined` the namespaces
+/// that it joins.
 pub fn write(
     record: &Record,
     normalised: &Config,
     cgroups: Option<&Parts>,
+    joined: &Joined,
     identity: Identity,
     report: i32,
     places: Vec<Place>,
@@ -61,6 +64,7 @@ pub fn write(
     if let Some(parts) = cgroups {
         parts.write_out(&mut config);
     }
+    joined.write_out(&mut config);
     config.store(&dir)?;
     Ok(dir)
 }

@@ -136,7 +136,7 @@ pub struct Record {
     /// `hooks` of the configuration: the bundle may be gone or changed when the later ones are due.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub hooks: serde_json::Value,
-    /// The mappings of a user namespace of its own.
+    /// The mappings of its user namespace, where its configuration has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_maps: Option<IdMaps>,
     /// What its profile makes of every exec.

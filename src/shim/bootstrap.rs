@@ -458,6 +458,9 @@ mod tests {
         }
         let missing = record::Config::read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(missing.ends_with("none/config.json: no such file or directory"), "{missing}");
+        let sandbox = dir.path().join("io.containerd.sandbox.controller.v1.shim/k8s.io/pod");
+        let refused = record::Config::read(&sandbox).unwrap_err();
+        assert!(matches!(refused, ShimError::Unimplemented(_)), "{refused}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ use super::io::{Identity, Owner, Stdio, Streams};
 use super::kills::Kills;
 use super::metrics;
 use super::mounts;
+use super::moves::Moves;
 use super::oom;
 use super::options::Options;
 use super::process::{Phase, Process, with_field};
@@ -67,6 +68,8 @@ pub struct Shared {
     pub events: Events,
     /// Who reaps.
     pub reaper: Reaper,
+    /// What is going to be moved between cgroups.
+    pub moves: Moves,
     /// The runtime is to log everything.
     pub debug: bool,
 }
@@ -119,6 +122,8 @@ impl Container {
     /// # Errors
     /// What the runtime says, with nothing left behind.
     pub async fn create(shared: &Shared, request: &CreateTaskRequest) -> Result<Arc<Container>, ShimError> {
+        // The runtime is going to move the container's first process.
+        shared.moves.expect();
         let bundle = PathBuf::from(&request.bundle);
         if !request.checkpoint.is_empty() {
             return Err(ShimError::Unimplemented("restore from a checkpoint".into()));

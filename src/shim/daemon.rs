@@ -19,6 +19,7 @@ use containerd_shim_protos::shim_async::{Task, create_task};
 use containerd_shim_protos::ttrpc::r#async::transport::Listener;
 use containerd_shim_protos::ttrpc::r#async::{Server, Service};
 use futures_core::Stream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +27,7 @@ use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 
 use super::events::Events;
 use super::log::Log;
+use super::moves::Moves;
 use super::reaper::Reaper;
 use super::socket::Served;
 use super::thread::{STACK, blocking};
@@ -39,8 +41,9 @@ pub const IDLE: Duration = Duration::from_secs(300);
 const FLUSH: Duration = Duration::from_secs(5);
 /// How long answers may take that are being written at the end.
 const ANSWERS: Duration = Duration::from_secs(1);
-/// How long it may take until a connection is taken that is in the queue.
+/// How long it may take until the connections are taken that are in the queue, and how often that is looked at.
 const QUEUE: Duration = Duration::from_millis(10);
+const QUEUE_LOOK: Duration = Duration::from_millis(1);
 /// How long containerd may take from `start` to a container.
 const NEWCOMER: Duration = Duration::from_secs(30);
 /// How long another process may hold the socket's lock at the end.
@@ -92,6 +95,8 @@ pub struct Parts {
     pub events: Events,
     /// What reaps its children.
     pub reaper: Reaper,
+    /// What is going to be moved between cgroups.
+    pub moves: Moves,
 }
 
 /// Serves until the end. The process must have no threads yet; `listener` is the socket, and `told` is told whether it runs.
@@ -155,19 +160,23 @@ async fn run<H: Host>(
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
     let connections = Arc::new(Connections::default());
+    // The first container's process: containerd asks for it as soon as it is told that this runs.
+    let moves = Moves::default();
+    moves.expect();
     let begun = (|| {
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
+        let queue = Queue(OwnedFd::from(listener.try_clone()?));
         let incoming =
             Incoming { listener: UnixListener::from_std(listener)?, count: connections.clone(), pause: None };
-        Ok((incoming, Reaper::start()?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
+        Ok((incoming, queue, Reaper::start()?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     })();
-    let (incoming, reaper, mut terminate, mut interrupt) = match begun {
+    let (incoming, queue, reaper, mut terminate, mut interrupt) = match begun {
         Ok(begun) => begun,
         Err(err) => return Err(refuse(told, ShimError::io("serve", &setup.socket)(err))),
     };
     let events = Events::start(&setup.ttrpc_address, &setup.namespace);
-    let host = make(Parts { events: events.clone(), reaper });
+    let host = make(Parts { events: events.clone(), reaper, moves });
     let mut server = Server::new().register_service(services(&host)).add_listener(Listener::new(incoming));
     if let Err(err) = server.start().await {
         return Err(refuse(told, ShimError::io("serve", &setup.socket)(io::Error::other(err))));
@@ -186,7 +195,8 @@ async fn run<H: Host>(
     }
 
     // From here on whoever looks starts a server of its own.
-    withdraw(served, &connections, &*host).await;
+    withdraw(served, &connections, &queue, &*host).await;
+    drop(queue);
     // Where the lock was not to be had it stays, and what came meanwhile is served to its end.
     while !host.close() {
         sleep(STOPPING).await;
@@ -223,7 +233,9 @@ async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
 /// Removes the socket. Between the end and that, `start` may have found it served and told containerd so: then there is
 /// another container to be waited for, and another end. Once it is sure that there is none, none is made any more: it would
 /// be left behind.
-async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) {
+///
+/// containerd runs `delete` at the same time, and waits for it, as it waits for the lock: that is not held for long.
+async fn withdraw<H: Host>(served: Served, connections: &Connections, queue: &Queue, host: &H) {
     loop {
         let taken = connections.taken();
         let socket = served.clone();
@@ -232,7 +244,7 @@ async fn withdraw<H: Host>(served: Served, connections: &Connections, host: &H) 
             Err(err) => return tracing::warn!(%err, "the socket stays"),
         };
         // Nobody can look now. Who looked before is in the queue, if not taken already.
-        sleep(QUEUE).await;
+        queue.emptied(QUEUE).await;
         if connections.taken() == taken && host.close() {
             if let Err(err) = served.remove(lock) {
                 tracing::warn!(%err, "the socket stays");
@@ -288,6 +300,26 @@ impl Connections {
 
     fn open(&self) -> usize {
         self.taken().wrapping_sub(self.closed.load(Ordering::Relaxed))
+    }
+}
+
+/// The connections that wait to be taken: the listening socket once more, to look at.
+struct Queue(OwnedFd);
+
+impl Queue {
+    /// Returns when none waits, at the latest after `limit`. One that has been taken is counted by then: both happen in one
+    /// step of this process's only thread.
+    async fn emptied(&self, limit: Duration) {
+        let begun = Instant::now();
+        while !self.is_empty() && begun.elapsed() < limit {
+            sleep(QUEUE_LOOK).await;
+        }
+    }
+
+    /// A connection is in the queue before connect(2) returns, and a listening socket is readable while its queue is not
+    /// empty (unix(7), poll(2)).
+    fn is_empty(&self) -> bool {
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(0)
     }
 }
 
@@ -430,6 +462,33 @@ mod tests {
             timeout(Duration::from_secs(10), idle(limit, in_use)).await.unwrap();
             assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
             assert!(timeout(limit * 3, idle(limit, || true)).await.is_err(), "in use all the time");
+        });
+    }
+
+    /// The end of every shim took ten milliseconds, for which containerd waited, whether anybody had connected or not.
+    #[test]
+    fn a_queue_is_waited_for_only_while_somebody_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let limit = Duration::from_millis(300);
+        block_on(async {
+            let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let queue = Queue(listener.try_clone().unwrap().into());
+            let listener = UnixListener::from_std(listener).unwrap();
+            let begun = Instant::now();
+            queue.emptied(limit).await;
+            assert!(queue.is_empty() && begun.elapsed() < limit / 2, "{:?}", begun.elapsed());
+
+            let _client = std::os::unix::net::UnixStream::connect(&path).unwrap();
+            assert!(!queue.is_empty());
+            queue.emptied(limit).await;
+            assert!(begun.elapsed() >= limit, "nobody took it: {:?}", begun.elapsed());
+
+            let taking = tokio::spawn(async move { listener.accept().await.map(drop) });
+            queue.emptied(Duration::from_secs(10)).await;
+            assert!(queue.is_empty() && taking.is_finished());
+            taking.await.unwrap().unwrap();
         });
     }
 

@@ -19,6 +19,7 @@ mod kills;
 pub mod log;
 pub mod metrics;
 pub mod mounts;
+pub mod moves;
 pub mod oom;
 pub mod options;
 pub mod process;

@@ -3,6 +3,8 @@
 //! Each is made detached and then attached, so that one that is not right is never seen. What is mounted is an image's, made
 //! by anybody: below the target no symbolic link leads out of it.
 
+mod ids;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +13,12 @@ use containerd_shim_protos::api::Mount;
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
+use self::ids::Ids;
 use super::ShimError;
 use crate::sys::fsmount::{self, FsOption};
 use crate::sys::loopdev::LoopDevice;
 use crate::sys::mountattr::{self, MountAttr};
-use crate::sys::{SysError, mount, mountinfo};
+use crate::sys::{SysError, mapped, mount, mountinfo};
 
 /// How many times to unmount what is in use, before it is taken away lazily.
 const TRIES: u32 = 20;
@@ -76,6 +79,8 @@ struct Options {
     /// A bind mount, of all below too if true.
     bind: Option<bool>,
     image: bool,
+    /// Whose its files are, where they are not seen to be whose they are on disk.
+    ids: Option<Ids>,
     data: Vec<FsOption>,
 }
 
@@ -113,12 +118,16 @@ fn mount_one(each: &Mount, target: &Path) -> Result<OwnedFd, ShimError> {
     let on = place().map_err(failed)?;
     let attr = MountAttr { set: options.set, propagation: 0 };
     let mounted = (|| {
+        let userns = options.ids.as_ref().map(Ids::namespace).transpose()?;
         let detached = match options.bind {
             Some(recursive) => {
                 let source = fsmount::open_source(Path::new(&each.source))?;
                 let tree = mount::clone_tree(source.as_fd(), recursive, &each.source)?;
                 if (options.set, options.clear) != (0, 0) {
                     mountattr::change(&tree, attr, options.clear, false)?;
+                }
+                if let Some(userns) = &userns {
+                    mountattr::map_ids(&tree, userns.as_fd(), recursive)?;
                 }
                 Some(tree)
             }
@@ -129,7 +138,19 @@ fn mount_one(each: &Mount, target: &Path) -> Result<OwnedFd, ShimError> {
                 let source =
                     device.as_ref().map_or(each.source.as_str(), |device| device.path().to_str().unwrap_or_default());
                 let flags = MountAttrFlags::from_bits_retain(u32::try_from(options.set).unwrap_or_default());
-                fsmount::detached(&each.type_, source, &options.data, flags)?
+                match &userns {
+                    // Of an overlay the kernel only maps the layers.
+                    Some(userns) if each.type_ == "overlay" => {
+                        Some(mapped::overlay(source, &options.data, flags, userns.as_fd())?)
+                    }
+                    userns => {
+                        let tree = fsmount::detached(&each.type_, source, &options.data, flags)?;
+                        if let (Some(tree), Some(userns)) = (&tree, userns) {
+                            mountattr::map_ids(tree, userns.as_fd(), false)?;
+                        }
+                        tree
+                    }
+                }
             }
         };
         let mounted = match detached {
@@ -165,7 +186,9 @@ fn describe(each: &Mount) -> String {
 
 /// Reads a mount's options.
 fn read(each: &Mount) -> Result<Options, ShimError> {
+    let invalid = |why: String| ShimError::Invalid(format!("mount {}: {why}", describe(each)));
     let mut options = Options::default();
+    let mut ids = Ids::default();
     if each.type_ == "bind" {
         options.bind = Some(false);
     }
@@ -187,11 +210,10 @@ fn read(each: &Mount) -> Result<Options, ShimError> {
                 "" | "defaults" | "async" => {}
                 // For those who list mounts, and for containerd itself.
                 word if word.starts_with("X-") || word.starts_with("x-") => {}
-                "remount" => return Err(ShimError::Invalid(format!("mount {}: option remount", describe(each)))),
+                "remount" => return Err(invalid("option remount".into())),
                 word => match word.split_once('=') {
-                    Some(("uidmap" | "gidmap", _)) => {
-                        let text = format!("mount {}: id-mapped layers ({word})", describe(each));
-                        return Err(ShimError::Unimplemented(text));
+                    Some((key, value)) if ids::KEYS.contains(&key) => {
+                        ids.take(key, value).map_err(|why| invalid(format!("option {word}: {why}")))?;
                     }
                     Some((key, value)) => options.data.push((key.to_owned(), Some(unquoted(key, value).to_owned()))),
                     None => options.data.push((word.to_owned(), None)),
@@ -199,14 +221,15 @@ fn read(each: &Mount) -> Result<Options, ShimError> {
             }
         }
     }
+    options.ids = (!ids.none().map_err(invalid)?).then_some(ids);
     Ok(options)
 }
 
 /// The options in one string: containerd gives one in each, but snapshotters may give several with commas. The paths of an
-/// overlay can have commas themselves, and are alone; SELinux's labels have them in quotation marks.
+/// overlay and lists of ids can have commas themselves, and are alone; SELinux's labels have them in quotation marks.
 fn split<'a>(kind: &str, word: &'a str) -> Vec<&'a str> {
-    let path = kind == "overlay" && ["lowerdir=", "upperdir=", "workdir="].iter().any(|key| word.starts_with(key));
-    if path {
+    let is = |keys: &[&str]| word.split_once('=').is_some_and(|(key, _)| keys.contains(&key));
+    if is(&ids::KEYS) || kind == "overlay" && is(&["lowerdir", "upperdir", "workdir"]) {
         return vec![word];
     }
     let mut quoted = false;
@@ -283,7 +306,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    fn of(kind: &str, source: &str, options: &[&str]) -> Mount {
+    pub fn of(kind: &str, source: &str, options: &[&str]) -> Mount {
         Mount {
             type_: kind.into(),
             source: source.into(),
@@ -317,12 +340,11 @@ mod tests {
         assert_eq!((bind.bind, bind.set, bind.clear), (Some(true), NOATIME, mountattr::RDONLY | ATIME));
         assert_eq!(bind.propagation, Some((libc::MS_PRIVATE, true)));
         assert!(read(&of("ext4", "/a", &["loop"])).unwrap().image);
-        assert!(matches!(read(&of("overlay", "", &["uidmap=0:1:2"])), Err(ShimError::Unimplemented(_))));
         assert!(matches!(read(&of("bind", "/", &["remount"])), Err(ShimError::Invalid(_))));
     }
 
     /// Runs `work` in a mount namespace of its own, if we may have one.
-    fn apart(work: impl FnOnce(&Path) + Send + 'static) {
+    pub fn apart(work: impl FnOnce(&Path) + Send + 'static) {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -338,11 +360,11 @@ mod tests {
         thread.join().unwrap();
     }
 
-    fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
         mountinfo::below(&std::fs::read(MOUNTINFO).unwrap(), dir).into_iter().map(|(path, _)| path).collect()
     }
 
-    fn make(dir: &Path, names: &[&str]) {
+    pub fn make(dir: &Path, names: &[&str]) {
         for name in names {
             std::fs::create_dir_all(dir.join(name)).unwrap();
         }

@@ -18,6 +18,8 @@ use crate::durable;
 const CONFIG_MAX: u64 = 16 << 20;
 /// Annotations that name a container's group, in this order.
 const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
+/// Where containerd's plugin for sandboxes that a shim makes by itself has their bundles: there is no container in one.
+const SANDBOXES: &str = "io.containerd.sandbox.controller.v1.shim";
 /// The longest id of an exec, bytes: a file is named after it.
 const EXEC_ID_MAX: usize = 200;
 /// The file with the exit code.
@@ -53,12 +55,22 @@ struct Namespace {
 
 impl Config {
     /// Of the bundle.
+    ///
+    /// # Errors
+    /// [`ShimError::Unimplemented`] for a sandbox without a container.
     pub fn read(bundle: &Path) -> Result<Config, ShimError> {
         let path = bundle.join("config.json");
         let mut text = Vec::new();
-        File::open(&path)
-            .and_then(|file| file.take(CONFIG_MAX).read_to_end(&mut text))
-            .map_err(ShimError::io("read", &path))?;
+        let read = File::open(&path).and_then(|file| file.take(CONFIG_MAX).read_to_end(&mut text));
+        if let Err(err) = read {
+            let sandbox = path.components().any(|part| part.as_os_str() == SANDBOXES);
+            return Err(match err.kind() {
+                io::ErrorKind::NotFound if sandbox => ShimError::Unimplemented(
+                    "sandboxer = \"shim\" (take it out of the runtime's table in containerd's configuration)".into(),
+                ),
+                _ => ShimError::io("read", &path)(err),
+            });
+        }
         serde_json::from_slice(&text).map_err(|err| ShimError::Invalid(format!("{}: {err}", path.display())))
     }
 

@@ -81,7 +81,8 @@ fn serve(args: Args) -> Result<(), ShimError> {
     };
     daemon::serve(&setup, listener, told, |parts| {
         let (namespace, debug) = (setup.namespace.clone(), setup.debug);
-        Arc::new(Service::new(Shared { namespace, events: parts.events, reaper: parts.reaper, debug }))
+        let daemon::Parts { events, reaper, moves } = parts;
+        Arc::new(Service::new(Shared { namespace, events, reaper, moves, debug }))
     })
 }
 

@@ -45,6 +45,12 @@ pub async fn blocking_or_here<T: Send + 'static>(
     result.await.unwrap_or_else(|_| Err(io::Error::other(ShimError::broken())))
 }
 
+/// Begins work of which nobody needs the outcome; where there is no thread for it, it is not done.
+pub fn aside(work: impl FnOnce() + Send + 'static) {
+    // It is done to save time, so no time is spent on it here.
+    let _ = start(work);
+}
+
 fn start(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Builder::new().stack_size(STACK).spawn(run).map(drop)
 }

@@ -1,47 +1,129 @@
-//! Users and groups of a container with a user namespace of its own, as it sees them.
+//! Ranges of ids: users and groups of a container with a user namespace, as it sees them, and the owners of files on mounts
+//! that map them.
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Config;
+use super::{Config, Mount, SpecError};
 
 /// What an id is that the namespace does not have: `/proc/sys/kernel/overflowuid`.
 const NOBODY: u32 = 65534;
 
-/// One mapping of `linux.uidMappings` or `linux.gidMappings`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Mapping {
+/// One mapping of `uidMappings` or `gidMappings`. What is left out is 0, as in Go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mapping {
+    /// The first id in the namespace, or on the file system.
     #[serde(rename = "containerID")]
-    inside: u32,
+    pub inside: u32,
+    /// What it is on the host.
     #[serde(rename = "hostID")]
-    outside: u32,
-    size: u32,
+    pub outside: u32,
+    /// How many there are.
+    pub size: u32,
 }
 
 /// The mappings of users and of groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMaps {
-    uids: Vec<Mapping>,
-    gids: Vec<Mapping>,
+    /// Of users.
+    pub uids: Vec<Mapping>,
+    /// Of groups.
+    pub gids: Vec<Mapping>,
 }
 
 impl IdMaps {
-    /// Those of a configuration; none where its ids are the host's.
+    /// Those of a configuration; none where its ids are the host's, or it does not say what they are in the namespace that
+    /// it joins.
     pub fn of(config: &Config) -> Option<IdMaps> {
-        if !config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none()) {
-            return None;
-        }
-        let list = |name: &str| -> Vec<Mapping> {
-            let entries = config.value()["linux"][name].as_array();
-            let read = |value: &Value| serde_json::from_value(value.clone()).ok();
-            entries.map(|list| list.iter().filter_map(read).collect()).unwrap_or_default()
-        };
-        Some(IdMaps { uids: list("uidMappings"), gids: list("gidMappings") })
+        let namespaces = config.namespaces();
+        let (_, joined) = namespaces.iter().find(|(kind, _)| kind == "user")?;
+        let of = |name: &str| list(&config.value()["linux"][name]).unwrap_or_default();
+        let maps = IdMaps { uids: of("uidMappings"), gids: of("gidMappings") };
+        (joined.is_none() || !maps.uids.is_empty() && !maps.gids.is_empty()).then_some(maps)
     }
 
     /// The host's user and group as the container sees them.
     pub fn inside(&self, uid: u32, gid: u32) -> (u32, u32) {
         (inside(&self.uids, uid), inside(&self.gids, gid))
+    }
+}
+
+/// A list of mappings; `None` where there is none.
+pub(super) fn list(value: &Value) -> Option<Vec<Mapping>> {
+    let read = |value: &Value| serde_json::from_value(value.clone()).ok();
+    value.as_array().map(|list| list.iter().filter_map(read).collect())
+}
+
+/// How a mount maps ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountIds {
+    /// By what.
+    pub by: IdSource,
+    /// What is mounted below the source, too.
+    pub recursive: bool,
+}
+
+/// Where the ranges come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdSource {
+    /// They are written down, at the mount or for the container's own user namespace.
+    Ranges(IdMaps),
+    /// They are those of the user namespace that the container joins.
+    Namespace(PathBuf),
+}
+
+impl Mount {
+    /// Its files are to have owners other than on the file system: by an option (`idmap`, `ridmap`) or by mappings.
+    pub fn maps_ids(&self) -> bool {
+        self.options.iter().any(|option| matches!(option.split('=').next(), Some("idmap" | "ridmap")))
+            || self.mappings.iter().any(Option::is_some)
+    }
+
+    /// How its ids are to be mapped in a container of this configuration; `None` for most mounts.
+    ///
+    /// # Errors
+    /// [`SpecError::Mount`] for what the runtime specification does not allow. Ranges that overlap, or too many of them, only
+    /// the kernel finds.
+    pub fn ids(&self, config: &Config) -> Result<Option<MountIds>, SpecError> {
+        if !self.maps_ids() {
+            return Ok(None);
+        }
+        let refuse = |why: &str| Err(SpecError::Mount { at: self.destination.clone(), why: why.to_owned() });
+        if !self.is_bind() {
+            return refuse("only bind mounts can map ids: make it one, or take idmap and its mappings out");
+        }
+        if self.options.iter().any(|option| option.starts_with("idmap=") || option.starts_with("ridmap=")) {
+            return refuse("ranges are not given in an option here: give it uidMappings and gidMappings");
+        }
+        let recursive = self.options.iter().rfind(|o| matches!(o.as_str(), "idmap" | "ridmap"));
+        let recursive = recursive.is_some_and(|option| option == "ridmap");
+        let by = match &self.mappings {
+            [Some(uids), Some(gids)] => IdSource::Ranges(IdMaps { uids: uids.clone(), gids: gids.clone() }),
+            [Some(_), None] => return refuse("it has uidMappings but no gidMappings: both are needed"),
+            [None, Some(_)] => return refuse("it has gidMappings but no uidMappings: both are needed"),
+            [None, None] => match config.namespaces().into_iter().find(|(kind, _)| kind == "user") {
+                Some((_, Some(path))) => IdSource::Namespace(path),
+                _ => match IdMaps::of(config) {
+                    Some(maps) => IdSource::Ranges(maps),
+                    None => {
+                        return refuse(
+                            "it maps ids, by mappings that neither it nor the container has: give it uidMappings and \
+                             gidMappings, or the container a user namespace",
+                        );
+                    }
+                },
+            },
+        };
+        match &by {
+            IdSource::Ranges(IdMaps { uids, gids }) if uids.is_empty() || gids.is_empty() => {
+                let name = if uids.is_empty() { "uidMappings" } else { "gidMappings" };
+                refuse(&format!("it maps ids, but {name} is empty: give it ranges"))
+            }
+            _ => Ok(Some(MountIds { by, recursive })),
+        }
     }
 }
 
@@ -59,11 +141,12 @@ mod tests {
     fn the_hosts_ids_are_told_as_the_containers() {
         let map =
             json!([{"containerID": 0, "hostID": 100_000, "size": 1000}, {"containerID": 5000, "hostID": 7, "size": 1}]);
-        let with = |namespaces: Value| {
+        let of = |namespaces: Value, map: &Value| {
             IdMaps::of(&Config::from_value(
                 json!({"linux": {"namespaces": namespaces, "uidMappings": map, "gidMappings": map}}),
             ))
         };
+        let with = |namespaces: Value| of(namespaces, &map);
         let maps = with(json!([{"type": "user"}])).unwrap();
         for (host, want) in
             [(100_000, 0), (100_999, 999), (101_000, NOBODY), (7, 5000), (0, NOBODY), (u32::MAX, NOBODY)]
@@ -71,6 +154,57 @@ mod tests {
             assert_eq!(maps.inside(host, host), (want, want), "{host}");
         }
         assert_eq!(with(json!([{"type": "pid"}])), None);
-        assert_eq!(with(json!([{"type": "user", "path": "/proc/1/ns/user"}])), None);
+        // That of a pod, which its containers join: engines write down its ids as well.
+        let joined = json!([{"type": "user", "path": "/proc/1/ns/user"}]);
+        assert_eq!(with(joined.clone()), Some(maps));
+        assert_eq!(of(joined, &json!([])), None);
+    }
+
+    #[test]
+    fn how_a_mount_maps_ids() {
+        let one = json!([{"containerID": 0, "hostID": 100_000, "size": 10}, {"hostID": 7, "size": 1}]);
+        let ranges = vec![
+            Mapping { inside: 0, outside: 100_000, size: 10 },
+            // As Go reads it.
+            Mapping { inside: 0, outside: 7, size: 1 },
+        ];
+        let written = IdSource::Ranges(IdMaps { uids: ranges.clone(), gids: ranges.clone() });
+        let theirs = vec![Mapping { inside: 0, outside: 1, size: 2 }];
+        let containers = IdSource::Ranges(IdMaps { uids: theirs.clone(), gids: theirs });
+        let own = json!([{"containerID": 0, "hostID": 1, "size": 2}]);
+        let linux =
+            |namespaces: Value, map: &Value| json!({"namespaces": namespaces, "uidMappings": map, "gidMappings": map});
+        let (none, user) = (linux(json!([]), &Value::Null), linux(json!([{"type": "user"}]), &own));
+        let joined = linux(json!([{"type": "user", "path": "/proc/7/ns/user"}]), &Value::Null);
+        let of = |mount: Value, linux: &Value| {
+            let config = Config::from_value(json!({"mounts": [mount], "linux": linux}));
+            config.mounts()[0].ids(&config)
+        };
+        let mount = |option: &str, uids: &Value, gids: &Value| json!({"destination": "/d", "source": "/s", "options": ["bind", option], "uidMappings": uids, "gidMappings": gids});
+        let null = &Value::Null;
+        assert_eq!(of(mount("ro", null, null), &user).unwrap(), None);
+        for (mount, linux, by, recursive) in [
+            (mount("ro", &one, &one), &none, &written, false),
+            (mount("idmap", &one, &one), &user, &written, false),
+            (mount("ridmap", &one, &one), &joined, &written, true),
+            (mount("ridmap", null, null), &user, &containers, true),
+            (mount("idmap", null, null), &joined, &IdSource::Namespace("/proc/7/ns/user".into()), false),
+        ] {
+            assert_eq!(of(mount, linux).unwrap(), Some(MountIds { by: by.clone(), recursive }));
+        }
+        let tmpfs = json!({"destination": "/d", "type": "tmpfs", "options": ["idmap"]});
+        let bare = linux(json!([{"type": "user"}]), null);
+        for (mount, linux, words) in [
+            (mount("idmap", &one, null), &user, "no gidMappings: both are needed"),
+            (mount("rw", null, &one), &user, "no uidMappings: both are needed"),
+            (mount("idmap", null, null), &none, "or the container a user namespace"),
+            (mount("idmap", null, null), &bare, "uidMappings is empty"),
+            (mount("rw", &one, &json!([])), &user, "gidMappings is empty"),
+            (mount("idmap=uids=0-1-2", null, null), &user, "not given in an option"),
+            (tmpfs, &user, "only bind mounts can map ids"),
+        ] {
+            let err = of(mount, linux).unwrap_err().to_string();
+            assert!(err.starts_with("invalid mounts[/d] in config.json: ") && err.contains(words), "{err}");
+        }
     }
 }

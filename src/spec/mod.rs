@@ -81,6 +81,14 @@ pub enum SpecError {
         /// What is wrong with it.
         why: String,
     },
+    /// A mount that can't be as it is written.
+    #[error("invalid mounts[{}] in {CONFIG}: {why}", at.display())]
+    Mount {
+        /// Its destination, as written.
+        at: PathBuf,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
     /// A path of the root filesystem could not be looked at.
     #[error("resolve {path} in the root filesystem: {source}")]
     Resolve {
@@ -102,7 +110,9 @@ impl Classify for SpecError {
             SpecError::Read { source, .. } | SpecError::Write { source, .. } | SpecError::Resolve { source, .. } => {
                 Kind::of_io(source)
             }
-            SpecError::Json { .. } | SpecError::Field { .. } | SpecError::Type { .. } => Kind::InvalidInput,
+            SpecError::Json { .. } | SpecError::Field { .. } | SpecError::Type { .. } | SpecError::Mount { .. } => {
+                Kind::InvalidInput
+            }
             SpecError::Unsupported(_) => Kind::Unsupported,
         }
     }
@@ -356,9 +366,8 @@ impl Config {
     }
 
     fn map_id(&self, pointer: &str, id: u32) -> Option<u32> {
-        let own = self.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
-        if !own {
-            return (!self.has_namespace("user")).then_some(id);
+        if !self.has_namespace("user") {
+            return Some(id);
         }
         self.at(pointer)?.as_array()?.iter().find_map(|m| {
             let (inside, outside) = (m["containerID"].as_u64()?, m["hostID"].as_u64()?);
@@ -384,6 +393,8 @@ pub struct Mount {
     pub source: Option<PathBuf>,
     /// As written.
     pub options: Vec<String>,
+    /// `uidMappings` and `gidMappings`, as far as they are there.
+    pub mappings: [Option<Vec<idmap::Mapping>>; 2],
 }
 
 impl Mount {
@@ -399,6 +410,7 @@ impl Mount {
             kind: kind.to_owned(),
             source: value["source"].as_str().filter(|source| !source.is_empty()).map(PathBuf::from),
             options,
+            mappings: ["uidMappings", "gidMappings"].map(|name| idmap::list(&value[name])),
         })
     }
 
@@ -412,17 +424,24 @@ impl Mount {
         self.is_bind() && normalise::clean_absolute(&self.destination) == Path::new("/dev")
     }
 
-    /// A bind mount whose source the root of the container's own user namespace cannot get to. A relative source is one of
+    /// A bind mount whose source the root of the container's user namespace cannot get to. A relative source is one of
     /// the `bundle`'s.
-    pub fn is_out_of_reach(&self, config: &Config, bundle: &Path) -> bool {
-        let own = config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
+    fn is_out_of_reach(&self, config: &Config, bundle: &Path) -> bool {
         let root = config.host_uid(0).zip(config.host_gid(0));
         match (&self.source, root) {
-            (Some(source), Some((uid, gid))) if own && self.is_bind() && !self.is_dev_bind() => {
+            (Some(source), Some((uid, gid)))
+                if config.has_namespace("user") && self.is_bind() && !self.is_dev_bind() =>
+            {
                 !reach::can_search(&bundle.join(source), uid, gid)
             }
             _ => false,
         }
+    }
+
+    /// A bind mount that libcontainer is not given: it maps ids, or its source is out of reach. One on `/dev` is another
+    /// matter.
+    pub fn is_withheld(&self, config: &Config, bundle: &Path) -> bool {
+        self.is_bind() && !self.is_dev_bind() && (self.maps_ids() || self.is_out_of_reach(config, bundle))
     }
 
     /// Has this very option.

@@ -46,7 +46,7 @@ pub const STEPS: &[Step] = &[
     Step { name: "copy-on-write", run: copy_on_write },
     Step { name: "mount-destination", run: mount_destination },
     Step { name: "dev-bind", run: dev_bind },
-    Step { name: "private-source", run: private_source },
+    Step { name: "withheld-source", run: withheld_source },
     Step { name: "tmpfs-mode", run: tmpfs_mode },
     Step { name: "device-rules", run: device_rules },
     Step { name: "home", run: home },
@@ -281,13 +281,21 @@ fn dev_bind(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// In a user namespace libcontainer looks for a bind mount's source as that namespace's root, who may not be let through to
-/// it (a 0750 directory of the kubelet). It gets an empty place; the source is put over it afterwards.
-fn private_source(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
+/// libcontainer refuses mounts that map ids. And in a user namespace it looks for a bind mount's source as that namespace's
+/// root, who may not be let through to it (a 0750 directory of the kubelet). It gets an empty place; the source is put over it
+/// before the container's root is entered.
+fn withheld_source(config: &mut Config, context: &Context<'_>) -> Result<(), SpecError> {
     let mounts = config.mounts();
-    let private: Vec<bool> = mounts.iter().map(|m| m.is_out_of_reach(config, context.bundle)).collect();
+    let withheld: Vec<bool> = mounts.iter().map(|m| m.is_withheld(config, context.bundle)).collect();
     let sources: Vec<PathBuf> = mounts.into_iter().map(|m| context.bundle.join(m.source.unwrap_or_default())).collect();
-    for ((mount, _), source) in mounts_mut(config).zip(private).zip(sources).filter(|((_, private), _)| *private) {
+    for ((mount, withheld), source) in mounts_mut(config).zip(withheld).zip(sources) {
+        // Of one on /dev too, which has been taken away already.
+        for name in ["uidMappings", "gidMappings"] {
+            mount.shift_remove(name);
+        }
+        if !withheld {
+            continue;
+        }
         if source.is_dir() {
             placeholder(mount);
         } else {
@@ -481,7 +489,7 @@ mod tests {
         let bind =
             |source: &str| json!({"type": "bind", "destination": "/x", "source": source, "options": ["rbind", "ro"]});
         check(
-            "private-source",
+            "withheld-source",
             user(json!([bind("etc"), bind("etc/passwd"), bind("/usr/bin")])),
             user(json!([
                 {"type": "tmpfs", "destination": "/x", "source": "tmpfs", "options": ["mode=755", "size=4k"]},
@@ -489,7 +497,15 @@ mod tests {
                 bind("/usr/bin")
             ])),
         );
-        check("private-source", json!({"mounts": [bind("etc")]}), json!({"mounts": [bind("etc")]}));
+        check("withheld-source", json!({"mounts": [bind("etc")]}), json!({"mounts": [bind("etc")]}));
+        let mut mapped = [bind("/usr/bin"), bind("/usr/bin"), json!({"destination": "/dev", "type": "tmpfs"})];
+        mapped[0]["options"] = json!(["bind", "idmap"]);
+        mapped[1]["uidMappings"] = json!([{"containerID": 0, "hostID": 1, "size": 1}]);
+        mapped[2]["gidMappings"] = json!([]);
+        let place =
+            json!({"type": "tmpfs", "destination": "/x", "source": "tmpfs", "options": ["mode=755", "size=4k"]});
+        let after = json!({"mounts": [place, place, {"destination": "/dev", "type": "tmpfs"}]});
+        check("withheld-source", json!({"mounts": mapped}), after);
         check(
             "tmpfs-mode",
             json!({"mounts": [{"type": "tmpfs", "destination": "/sticky"}, {"type": "tmpfs", "destination": "/none"},

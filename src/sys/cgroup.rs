@@ -2,6 +2,7 @@
 //! say.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -128,6 +129,26 @@ pub fn of_process(pid: i32, all: &[Hierarchy]) -> Result<Vec<CgroupDir>, SysErro
             Some(all.iter().find(same)?.dir(Path::new(path)))
         })
         .collect())
+}
+
+/// Has the kernel do what it does before a process is moved between cgroups by another, or with all its threads.
+///
+/// Such a move takes a lock against which all forks of the machine are readers, and whose first writer waits for an RCU
+/// grace period, some ten milliseconds (percpu_down_write in kernel/locking/percpu-rwsem.c). Those who come soon after it
+/// do not. So this asks for the lock, by a move of the calling thread to where it is already, and returns when the kernel
+/// has waited. Nothing else happens: were the process moved meanwhile, this thread alone would be elsewhere, so it should
+/// be one that ends here.
+///
+/// # Errors
+/// Where the thread's cgroup can't be told, or its file not be written to, as without the right to. Then nothing was waited
+/// for, or it was and the kernel refused the move.
+pub fn wait_before_moves() -> Result<(), SysError> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    let Some(home) = of_process(tid, &hierarchies()?)?.into_iter().next() else { return Ok(()) };
+    // Its number: for 0, which stands for the thread itself, the kernel does not take the lock.
+    let path = home.path.join(if home.is_v2() { "cgroup.threads" } else { "tasks" });
+    let opened = std::fs::OpenOptions::new().write(true).open(&path);
+    opened.and_then(|mut file| file.write_all(tid.to_string().as_bytes())).call("write", || path.display().to_string())
 }
 
 /// The directories that cgroup `path` (absolute) will have.
@@ -281,6 +302,17 @@ mod tests {
         let h = Hierarchy { controllers: "pids".into(), mount_point: "/m".into(), root: "/docker/x".into() };
         assert_eq!(h.dir(Path::new("/docker/x/a/b")).path, Path::new("/m/a/b"));
         assert_eq!(h.dir(Path::new("/other")).path, Path::new("/m/other"));
+    }
+
+    #[test]
+    fn waiting_moves_nobody() {
+        let place = || std::fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+        let before = place();
+        let refused = wait_before_moves().err().map(|err| err.errno());
+        // Without the right to write there is nothing to wait for.
+        let rightless = [libc::EACCES, libc::EPERM, libc::EROFS];
+        assert!(refused.is_none_or(|errno| errno.is_some_and(|errno| rightless.contains(&errno))), "{refused:?}");
+        assert_eq!(place(), before);
     }
 
     #[test]

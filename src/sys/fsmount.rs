@@ -13,6 +13,8 @@ use super::{Call, SysError, mount};
 /// An option: a key, and a value unless it is a flag.
 pub type FsOption = (String, Option<String>);
 
+/// The type of overlays.
+pub(super) const OVERLAY: &str = "overlay";
 /// The longest value that fsconfig(2) takes, in bytes.
 const VALUE_MAX: usize = 255;
 /// The longest option string that mount(2) takes, in bytes: a page with its end.
@@ -60,8 +62,6 @@ pub fn detached(
     rustix::mount::fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attr).call("fsmount", || kind.to_owned()).map(Some)
 }
 
-const OVERLAY: &str = "overlay";
-
 fn set(context: BorrowedFd<'_>, kind: &str, key: &str, value: &str) -> Result<(), SysError> {
     rustix::mount::fsconfig_set_string(context, key, value)
         .call("fsconfig", || format!("{kind} {key}={value}{}", mount::kernel_log(context)))
@@ -85,15 +85,16 @@ fn set_lowers(context: BorrowedFd<'_>, value: &str, held: &mut Vec<OwnedFd>) -> 
 
 /// A lower directory of an overlay.
 #[derive(Debug, PartialEq, Eq)]
-struct Lower {
-    path: String,
+pub(super) struct Lower {
+    /// As it is in the file system.
+    pub(super) path: String,
     /// Only what its metadata is in another layer is taken from it.
     data_only: bool,
 }
 
 /// The directories of a `lowerdir` option: separated by colons, by two from the first that is data only on; a backslash
 /// makes the next character an ordinary one.
-fn lowers(value: &str) -> Vec<Lower> {
+pub(super) fn lowers(value: &str) -> Vec<Lower> {
     let mut found: Vec<Lower> = Vec::new();
     let (mut path, mut data_only) = (String::new(), false);
     let mut chars = value.chars();

@@ -12,6 +12,7 @@ pub mod inside;
 pub mod landlock;
 pub mod loopback;
 pub mod loopdev;
+pub mod mapped;
 pub mod mount;
 pub mod mountattr;
 pub mod mountinfo;
@@ -26,6 +27,7 @@ pub mod socket;
 pub mod spawn;
 mod start;
 pub mod tty;
+pub mod userns;
 pub mod watch;
 
 use crate::error::{Classify, Kind};

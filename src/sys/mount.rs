@@ -135,7 +135,7 @@ fn overlay_options(parts: &Overlay<'_>) -> String {
     options
 }
 
-/// Gives this process, which must be single-threaded, a mount namespace of its own whose mounts nobody else sees.
+/// Gives this thread, and with it a process that has no other, a mount namespace of its own whose mounts nobody else sees.
 pub fn unshare_private() -> Result<(), SysError> {
     super::ns::unshare_mounts()?;
     make_private("/", true)

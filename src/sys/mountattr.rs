@@ -1,6 +1,6 @@
 //! mount_setattr(2): the flags and the propagation of a mount that is there already.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::{Call, SysError, check};
 
@@ -31,21 +31,40 @@ pub fn set(mount: impl AsFd, attr: MountAttr, recursive: bool) -> Result<(), Sys
 /// As [`set`], after the flags `clear` have been taken away. They must have all bits of the access time field if `attr` has
 /// one of them.
 pub fn change(mount: impl AsFd, attr: MountAttr, clear: u64, recursive: bool) -> Result<(), SysError> {
-    let attr_raw =
-        libc::mount_attr { attr_set: attr.set, attr_clr: clear, propagation: attr.propagation, userns_fd: 0 };
+    let raw = libc::mount_attr { attr_set: attr.set, attr_clr: clear, propagation: attr.propagation, userns_fd: 0 };
+    let on = || format!("set {:#x}, clear {clear:#x}, propagation {:#x}", attr.set, attr.propagation);
+    call(mount.as_fd(), &raw, recursive).call("mount_setattr", on)
+}
+
+/// Maps the ids of the mount whose root is `tree`, and of all under it if `recursive`: files of an id inside `userns` are seen
+/// as belonging to what that id is outside it. The mount must not be attached anywhere yet.
+///
+/// # Errors
+/// `EINVAL` where a file system of the tree cannot (overlayfs, most network and FUSE ones, others with older kernels), or the
+/// mount is attached.
+/// `EPERM` where the mount maps ids already, or the namespace has no ranges, or is the initial one.
+pub fn map_ids(tree: impl AsFd, userns: BorrowedFd<'_>, recursive: bool) -> Result<(), SysError> {
+    let raw = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: userns.as_raw_fd() as u64,
+    };
+    call(tree.as_fd(), &raw, recursive).call("mount_setattr", || "MOUNT_ATTR_IDMAP".into())
+}
+
+fn call(mount: BorrowedFd<'_>, attr: &libc::mount_attr, recursive: bool) -> Result<(), std::io::Error> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: `attr_raw` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
+    // SAFETY: `attr` has the size that is passed, the path is an empty NUL-terminated string, the descriptor is open.
     let ret = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
+            mount.as_raw_fd(),
             c"".as_ptr(),
             flags,
-            &raw const attr_raw,
+            std::ptr::from_ref(attr),
             size_of::<libc::mount_attr>(),
         )
     };
-    check(ret)
-        .map(drop)
-        .call("mount_setattr", || format!("set {:#x}, clear {clear:#x}, propagation {:#x}", attr.set, attr.propagation))
+    check(ret).map(drop)
 }

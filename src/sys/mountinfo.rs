@@ -33,6 +33,16 @@ pub fn below(mountinfo: &[u8], top: &Path) -> Vec<(PathBuf, String)> {
     mountinfo.split(|b| *b == b'\n').filter_map(mount).collect()
 }
 
+/// The filesystem's type of the mount with this id.
+pub fn kind_of(mountinfo: &[u8], id: u64) -> Option<String> {
+    let id = id.to_string();
+    let mut lines = mountinfo.split(|b| *b == b'\n').map(|line| line.split(|b| *b == b' '));
+    let mut fields = lines.find_map(|mut fields| (fields.next() == Some(id.as_bytes())).then_some(fields))?;
+    // Optional fields end with a hyphen, which none of those before is.
+    fields.find(|field| *field == b"-")?;
+    fields.next().map(|kind| String::from_utf8_lossy(kind).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,5 +72,7 @@ mod tests {
         assert_eq!(below(text, Path::new("/srv/a b")), want.map(|(path, kind)| (path.into(), kind.to_owned())));
         assert_eq!(below(text, Path::new("/")).len(), 4);
         assert!(below(text, Path::new("/srv/a")).is_empty());
+        let kinds = [24, 25, 2, 27].map(|id| kind_of(text, id));
+        assert_eq!(kinds.each_ref().map(Option::as_deref), [Some("proc"), Some("fuse.x"), None, None]);
     }
 }

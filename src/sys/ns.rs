@@ -60,14 +60,16 @@ pub fn join(pidfd: BorrowedFd<'_>, flags: i32) -> Result<(), SysError> {
     check(ret.into()).map(drop).call("setns", || format!("the container's namespaces, flags {flags:#x}"))
 }
 
-/// Gives this process a mount namespace of its own, a copy of the one it is in.
+/// Gives this thread, and with it a process that has no other, a mount namespace of its own, a copy of the one it is in. Its
+/// current directory is its own from then on.
 pub fn unshare_mounts() -> Result<(), SysError> {
     unshare(libc::CLONE_NEWNS)
 }
 
-/// Gives this process namespaces of its own, of the kinds in `flags` ([`KINDS`]). It must be single-threaded.
+/// Gives this thread namespaces of its own, of the kinds in `flags` ([`KINDS`]). For one of users the process must be
+/// single-threaded; one of pids is for later children.
 pub fn unshare(flags: i32) -> Result<(), SysError> {
-    // SAFETY: unshare(2) takes an integer; the process is single-threaded, so no other thread's view changes.
+    // SAFETY: unshare(2) takes an integer; it changes what this thread sees, and no other's.
     let ret = unsafe { libc::unshare(flags) };
     check(ret.into()).map(drop).call("unshare", || names(flags))
 }

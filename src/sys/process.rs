@@ -210,6 +210,11 @@ pub(super) fn reap_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, SysError
     wait_id(libc::P_PIDFD, pidfd.as_raw_fd(), libc::WNOHANG)
 }
 
+/// Reaps the child behind the pidfd when it has ended, whatever signal it was made to tell of its end with.
+pub(super) fn reap_clone(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, SysError> {
+    wait_id(libc::P_PIDFD, pidfd.as_raw_fd(), libc::__WALL)
+}
+
 /// waitid(2) for an end, with what the child used.
 ///
 /// A child that asked to be traced by its parent (`PTRACE_TRACEME`) would be taken for ended when it only stops: waitid

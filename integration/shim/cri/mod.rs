@@ -7,6 +7,7 @@ mod node;
 mod policy;
 mod stream;
 mod systemd;
+mod userns;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::shim::daemon::{Release, SOON};
+use crate::shim::daemon::{Release, SOON, Shim};
 use crate::support::{result, wait_until};
 use node::{Container, Node};
 
@@ -268,4 +269,20 @@ fn a_child_that_holds_the_output(release: Release) {
     assert!(!other.out("ps -o args").contains("sleep 0.5"));
     assert_eq!(other.out("ps -o args | grep -c '^sleep 100000$'"), "1", "the child is still there");
     pod.remove();
+}
+
+/// containerd 2 can have a shim make sandboxes without a container. Neither shim can; ours says what to do.
+#[test]
+fn sandboxes_are_containers() {
+    let node = Node::start(Release::C2);
+    let refused = node.try_pod("sandboxer", &json!({})).expect_err("a sandbox");
+    let remedy =
+        "sandboxer = \"shim\" (take it out of the runtime's table in containerd's configuration): not implemented";
+    let words = if Shim::under_test() == Shim::Ours { remedy } else { "open config.json: no such file or directory" };
+    assert!(refused.message.contains(words), "{refused}");
+    assert!(node.containerd.shims(None).is_empty());
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    assert!(!mounts.contains(&node.containerd.run.display().to_string()), "{mounts}");
+    assert_eq!(node.call("ListPodSandbox", &json!({}))["items"], json!([]));
+    node.pod(&json!({})).remove();
 }

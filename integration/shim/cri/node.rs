@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::thread;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, Refusal, text};
 use crate::shim::daemon::{Containerd, Release, SOON, Setup, Shim, processes};
-use crate::support::env::{binary, process, unique};
+use crate::support::env::{binary, process, shim_binary, unique};
 use crate::support::images::{self, BUSYBOX};
 use crate::support::{Cmd, wait_until};
 
@@ -50,7 +51,11 @@ impl Node {
     /// A new one.
     pub fn start(release: Release) -> Node {
         // Below containerd's usual directory: a pod's shared memory there is what the policy must let pass by its defaults.
-        let run = Path::new("/run/containerd").join(process().run.file_name().expect("a name"));
+        let usual = Path::new("/run/containerd");
+        let run = usual.join(process().run.file_name().expect("a name"));
+        fs::create_dir_all(usual).expect("make a directory");
+        // As containerd makes it; where a shim of its own was there first, the roots of user namespaces would not get through.
+        fs::set_permissions(usual, fs::Permissions::from_mode(0o711)).expect("chmod");
         let settings = process().data.join("node.toml");
         fs::write(&settings, "").expect("write a configuration");
         let namespace = Some(NAMESPACE.to_owned());
@@ -188,36 +193,49 @@ fn config(containerd: &Containerd) -> String {
         Release::C2 => format!("bin_dirs = ['{plugins}']"),
         _ => format!("bin_dir = '{plugins}'"),
     };
-    // The class that Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it.
-    let own = containerd.run.join("class.toml");
-    fs::write(&own, "allow = ['host-network', 'host-uts']\nlimits.pids = 77\n").expect("write a configuration");
-    let shim = Shim::under_test();
-    let mut classes = String::new();
-    for (class, options) in [
-        ("agentsbx", String::new()),
-        ("own", format!("ConfigPath = '{}'", own.display())),
-        ("systemd", "SystemdCgroup = true".to_owned()),
-    ] {
-        let table = format!("{runtime}.containerd.runtimes.{class}");
-        write!(
-            classes,
-            "[{table}]\nruntime_type = '{}'\npod_annotations = ['dev.agentsbx.*']\n[{table}.options]\n",
-            shim.runtime()
-        )
-        .expect("write");
-        match shim {
-            Shim::Ours => writeln!(classes, "{options}"),
-            Shim::StockOurs => writeln!(classes, "BinaryName = '{}'", binary().display()),
-            Shim::Stock => Ok(()),
-        }
-        .expect("write");
-    }
+    let classes = classes(containerd, runtime);
     format!(
         "version = {version}\n{tables}[{runtime}.cni]\n{plugins}\nconf_dir = '{conf}'\n\
          [{runtime}.containerd]\ndefault_runtime_name = 'agentsbx'\n{classes}\
          [plugins.'io.containerd.nri.v1.nri']\ndisable = true\nsocket_path = '{run}/nri.sock'\n",
         conf = conf.display()
     )
+}
+
+/// The classes of pods, as tables of the plugin `runtime`'s.
+fn classes(containerd: &Containerd, runtime: &str) -> String {
+    let shim = Shim::under_test();
+    let own = containerd.run.join("class.toml");
+    fs::write(&own, "allow = ['host-network', 'host-uts']\nlimits.pids = 77\n").expect("write a configuration");
+    let own = format!("ConfigPath = '{}'", own.display());
+    let by_path = format!("runtime_path = '{}'", shim_binary().display());
+    let by_path = if shim == Shim::Ours { by_path.as_str() } else { "" };
+    let sandboxer = if containerd.release == Release::C2 { "sandboxer = 'shim'" } else { "" };
+    let mut classes = String::new();
+    for (class, kind, more, options) in [
+        // What Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it.
+        ("agentsbx", shim.runtime(), "", ""),
+        ("own", shim.runtime(), "", &own),
+        ("systemd", shim.runtime(), "", "SystemdCgroup = true"),
+        // One that containerd takes for runc's, and so asks for what it can do.
+        ("users", Shim::Stock.runtime(), by_path, ""),
+        // One whose shim is to make pods' sandboxes.
+        ("sandboxer", shim.runtime(), sandboxer, ""),
+    ] {
+        let table = format!("{runtime}.containerd.runtimes.{class}");
+        let options = match shim {
+            Shim::Ours => options.to_owned(),
+            Shim::StockOurs => format!("BinaryName = '{}'", binary().display()),
+            Shim::Stock => String::new(),
+        };
+        writeln!(
+            classes,
+            "[{table}]\nruntime_type = '{kind}'\npod_annotations = ['dev.agentsbx.*']\n{more}\n\
+             [{table}.options]\n{options}"
+        )
+        .expect("write");
+    }
+    classes
 }
 
 /// Puts `more` into `value`, objects field by field.

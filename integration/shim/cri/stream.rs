@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::node::Node;
+use super::node::{Node, Pod};
 use super::{of_each_release, result};
 use crate::shim::daemon::{Release, SOON};
 
@@ -109,11 +109,17 @@ impl Stream {
 
 of_each_release!(exec_and_attach);
 
-/// A terminal of the size that is asked for, input, output, exit codes; and a result for the exec.
 fn exec_and_attach(release: Release) {
-    let node = Node::shared(release);
-    let pod = node.pod(&json!({}));
-    let container = pod.idle();
+    let pod = Node::shared(release).pod(&json!({}));
+    on_terminals_and_pipes(&pod, &json!({}));
+    pod.remove();
+}
+
+/// A terminal of the size that is asked for, input, output, exit codes; and a result for the exec. `more` is what containers of
+/// the pod have in their configuration.
+pub(super) fn on_terminals_and_pipes(pod: &Pod<'_>, more: &Value) {
+    let node = pod.node;
+    let container = pod.run(&["sleep", "100000"], more);
     let exec = |cmd: &[&str], tty: bool| {
         let id = &container.id;
         Stream::open(
@@ -139,7 +145,10 @@ fn exec_and_attach(release: Release) {
     assert!(piped.until("got hello").contains("got hello"));
     assert_eq!(piped.end()["status"], "Success");
 
-    let shell = pod.run(&["sh"], &json!({ "tty": true, "stdin": true }));
+    let mut config = more.clone();
+    config["tty"] = json!(true);
+    config["stdin"] = json!(true);
+    let shell = pod.run(&["sh"], &config);
     let mut attached = Stream::open(
         node,
         "Attach",
@@ -149,5 +158,4 @@ fn exec_and_attach(release: Release) {
     assert!(attached.until("42").contains("42"));
     assert_eq!(shell.ended()["exit_code"], 8);
     assert!(shell.log().contains("42"), "{}", shell.log());
-    pod.remove();
 }

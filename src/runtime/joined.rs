@@ -1,0 +1,79 @@
+//! The namespaces that a container with a user namespace joins.
+//!
+//! libcontainer opens their paths when it is in the user namespace already, whose root may not be let through to them: engines
+//! keep the namespaces of pods in directories that are root's alone. So they are opened before, and it gets descriptors.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use serde_json::{Value, json};
+
+use super::error::{On, RuntimeError};
+use crate::spec::Config;
+use crate::sys::mount;
+
+/// Open namespaces; libcontainer can join them as long as it lives.
+#[derive(Debug, Default)]
+pub struct Joined {
+    /// With their types, as `linux.namespaces` has them.
+    all: Vec<(String, OwnedFd)>,
+}
+
+impl Joined {
+    /// Those that `config` names by a path; none without a user namespace.
+    pub fn open(config: &Config) -> Result<Joined, RuntimeError> {
+        if !config.has_namespace("user") {
+            return Ok(Joined::default());
+        }
+        let mut all = Vec::new();
+        for (kind, path) in config.namespaces() {
+            let Some(path) = path else { continue };
+            let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            all.push((kind, opened.on("open namespace", &path)?));
+        }
+        Ok(Joined { all })
+    }
+
+    /// Puts the descriptors in the place of the paths.
+    pub fn write_out(&self, config: &mut Config) {
+        let list = config.value_mut().pointer_mut("/linux/namespaces").and_then(Value::as_array_mut);
+        for namespace in list.into_iter().flatten() {
+            let opened = self.all.iter().find(|(kind, _)| namespace["type"] == kind.as_str());
+            if let Some((_, fd)) = opened {
+                namespace["path"] = json!(mount::fd_path(fd.as_fd()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_descriptors_where_there_is_a_user_namespace() {
+        let with = |user: Value| {
+            let net = json!({"type": "network", "path": "/proc/self/ns/net"});
+            let mut config = Config::from_value(json!({"linux": {"namespaces": [{"type": "pid"}, net, user]}}));
+            let joined = Joined::open(&config).unwrap();
+            joined.write_out(&mut config);
+            let found = config.namespaces().into_iter().map(|(_, path)| path).collect::<Vec<_>>();
+            let names = |path: &std::path::PathBuf| std::fs::read_link(path).unwrap();
+            (found.iter().flatten().map(names).collect::<Vec<_>>(), found)
+        };
+        let net = std::fs::read_link("/proc/self/ns/net").unwrap();
+        let (targets, paths) = with(json!({"type": "user"}));
+        assert_eq!(targets, std::slice::from_ref(&net));
+        let path = paths[1].clone().unwrap();
+        assert!(path.starts_with("/proc/self/fd") && paths[0].is_none() && paths[2].is_none(), "{paths:?}");
+        let (targets, _) = with(json!({"type": "user", "path": "/proc/self/ns/user"}));
+        assert_eq!(targets, [net, std::fs::read_link("/proc/self/ns/user").unwrap()]);
+        let (_, paths) = with(json!({"type": "uts", "path": "/proc/self/ns/uts"}));
+        assert_eq!(paths[1].as_deref(), Some("/proc/self/ns/net".as_ref()));
+        let missing = Config::from_value(
+            json!({"linux": {"namespaces": [{"type": "user"}, {"type": "ipc", "path": "/no/such"}]}}),
+        );
+        let err = Joined::open(&missing).unwrap_err().to_string();
+        assert!(err.contains("/no/such"), "{err}");
+    }
+}
