@@ -1,16 +1,16 @@
-//! The namespaces that a container with a user namespace joins.
+//! The namespaces that a container joins, and those of one with a user namespace.
 //!
-//! libcontainer opens their paths when it is in the user namespace already, whose root may not be let through to them: engines
+//! What is none is found here: libcontainer would wait for ever at a fifo, and tell of others only that they are invalid. And
+//! it opens their paths when it is in the user namespace already, whose root may not be let through to them: engines
 //! keep the namespaces of pods in directories that are root's alone. So they are opened before, and it gets descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
 use super::error::{On, RuntimeError};
-use crate::spec::Config;
-use crate::sys::mount;
+use crate::spec::{Config, SpecError};
+use crate::sys::{mount, ns};
 
 /// Open namespaces; libcontainer can join them as long as it lives.
 #[derive(Debug, Default)]
@@ -20,18 +20,29 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Those that `config` names by a path; none without a user namespace.
+    /// Those that `config` names by a path. Without a user namespace they are only looked at.
     pub fn open(config: &Config) -> Result<Joined, RuntimeError> {
-        if !config.has_namespace("user") {
-            return Ok(Joined::default());
-        }
         let mut all = Vec::new();
         for (kind, path) in config.namespaces() {
             let Some(path) = path else { continue };
-            let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            all.push((kind, opened.on("open namespace", &path)?));
+            let named = match kind.as_str() {
+                "network" => "net",
+                "mount" => "mnt",
+                other => other,
+            };
+            let opened = match ns::open(&path, named) {
+                Err(err) if err.errno() == Some(libc::EINVAL) => {
+                    let why = format!(
+                        "{kind}: {} is not a {kind} namespace: name one, or leave the path out",
+                        path.display()
+                    );
+                    return Err(SpecError::Field { field: "linux.namespaces", why }.into());
+                }
+                opened => opened.map_err(|err| err.source).on("open namespace", &path)?,
+            };
+            all.push((kind, opened));
         }
-        Ok(Joined { all })
+        Ok(if config.has_namespace("user") { Joined { all } } else { Joined::default() })
     }
 
     /// Puts the descriptors in the place of the paths.
@@ -75,5 +86,12 @@ mod tests {
         );
         let err = Joined::open(&missing).unwrap_err().to_string();
         assert!(err.contains("/no/such"), "{err}");
+        for kind in ["user", "network"] {
+            let wrong =
+                Config::from_value(json!({"linux": {"namespaces": [{"type": kind, "path": "/proc/self/ns/mnt"}]}}));
+            let err = Joined::open(&wrong).unwrap_err().to_string();
+            let words = format!("linux.namespaces in config.json: {kind}: /proc/self/ns/mnt is not a {kind} namespace");
+            assert!(err.contains(&words), "{err}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! namespace's descriptor is there. The caller may have threads, and wait for children of its own elsewhere: the copy runs
 //! nothing but system calls, tells nobody of its end, and is seen by no wait(2) that does not ask for such children.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -128,29 +128,10 @@ fn shown(ranges: &[IdRange]) -> String {
     }
 }
 
-/// The user namespace that `path` names, for [`map_ids`](super::mountattr::map_ids).
-pub fn open(path: &std::path::Path) -> Result<OwnedFd, SysError> {
-    let namespace =
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
-            .call("open", || path.display().to_string())?;
-    if kind(namespace.as_fd()) == Some(libc::CLONE_NEWUSER) {
-        return Ok(namespace);
-    }
-    Err(SysError::new("open", format!("{}: not a user namespace", path.display()), Errno::INVAL))
-}
-
-/// The kind of a namespace (`NS_GET_NSTYPE` of ioctl_nsfs(2)); none where the descriptor is another file's.
-fn kind(namespace: BorrowedFd<'_>) -> Option<libc::c_int> {
-    /// `_IO(0xb7, 3)`.
-    const NS_GET_NSTYPE: u32 = 0xb703;
-    // SAFETY: this request takes no argument.
-    let kind = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE as _) };
-    (kind >= 0).then_some(kind)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::process::Command;
 
     const fn range(inside: u32, outside: u32, size: u32) -> IdRange {
@@ -240,18 +221,6 @@ mod tests {
             assert!(err.to_string().contains(words), "{err}");
             assert_eq!((err.call, err.errno()), ("write", Some(libc::EINVAL)), "{err}");
             assert!(children().is_empty(), "{words}");
-        }
-    }
-
-    #[test]
-    fn only_a_user_namespace_is_one() {
-        open("/proc/self/ns/user".as_ref()).unwrap();
-        for (path, errno) in
-            [("/proc/self/ns/mnt", libc::EINVAL), ("/dev/null", libc::EINVAL), ("/nonexistent", libc::ENOENT)]
-        {
-            let err = open(path.as_ref()).unwrap_err();
-            assert_eq!(err.errno(), Some(errno), "{err}");
-            assert!(err.to_string().contains(path), "{err}");
         }
     }
 }
