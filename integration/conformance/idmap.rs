@@ -367,7 +367,7 @@ fn a_joined_user_namespace_maps_ids() {
         add_mount(bundle, bind(&dir, "/v", &["bind", "idmap"]));
     });
     let said = failed.run().expect(1).stderr;
-    assert!(said.contains("/proc/self/ns/mnt: not a user namespace"), "{said}");
+    assert!(said.contains("/proc/self/ns/mnt is not a user namespace"), "{said}");
     // It was waited for.
     let fifo = env.dir.join("fifo");
     Cmd::new("mkfifo").arg(&fifo).ok();
@@ -380,6 +380,41 @@ fn a_joined_user_namespace_maps_ids() {
         let said = failed.run().expect(1).stderr;
         assert!(said.contains(&format!("fifo is not a {kind} namespace")), "{said}");
     }
+}
+
+/// What is written beside a user namespace that is joined may be missing, or not be so: who has what was told by that, and a
+/// volume that only the host's root can get to was not found.
+#[test]
+fn the_ids_of_a_joined_user_namespace_are_its_own() {
+    let env = Env::new();
+    let holder = Holder::start();
+    let dir = volume(&env, "closed/volume");
+    Cmd::new("chown").args(["-R", "100005:100006"]).arg(&dir).ok();
+    fs::set_permissions(env.dir.join("closed"), fs::Permissions::from_mode(0o700)).expect("chmod");
+    for beside in [Value::Null, containers(), ranges(&[(0, 200_000, 65_536)]), ranges(&[(0, 100_000, 1)])] {
+        let container = Container::new(&env, Runtime::Ours, IDLE, |bundle| {
+            let linux = &mut bundle.config["linux"];
+            linux["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user", "path": holder.path()}));
+            linux["uidMappings"] = beside.clone();
+            linux["gidMappings"] = beside.clone();
+            Cmd::new("chown").args(["-R", "100000:100000"]).arg(&bundle.rootfs).ok();
+            add_mount(bundle, bind(&dir, "/v", &["bind"]));
+            add_mount(bundle, json!({"destination": "/v/new", "type": "tmpfs", "source": "tmpfs"}));
+        });
+        container.start();
+        assert_eq!(container.sh("stat -c %u:%g /v/f0; echo x >/x; chown 3:4 /x").expect(0).stdout, "5:6\n");
+        let shown = container.bundle.show();
+        let change = &shown["changes"][0];
+        assert_eq!((&change["path"], &change["uid"], &change["gid"]), (&json!("/x"), &json!(3), &json!(4)), "{shown}");
+        assert_eq!(owner(&dir.join("new")), (100_000, 100_000), "{beside}");
+        fs::remove_dir(dir.join("new")).expect("remove");
+    }
+    let own = Container::new(&env, Runtime::Ours, "true", |bundle| {
+        let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+        namespaces.push(json!({"type": "user", "path": "/proc/self/ns/user"}));
+    });
+    let said = own.run().expect(1).stderr;
+    assert!(said.contains("user: /proc/self/ns/user is the one that agentsbx is in"), "{said}");
 }
 
 /// What can't be is refused before there is a container, with the mount's name and what to do; nothing is left.

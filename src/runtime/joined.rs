@@ -5,11 +5,14 @@
 //! keep the namespaces of pods in directories that are root's alone. So they are opened before, and it gets descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::error::{On, RuntimeError};
+use super::error::RuntimeError;
+use crate::spec::idmap::Mapping;
 use crate::spec::{Config, SpecError};
+use crate::sys::userns::{self, IdRange};
 use crate::sys::{mount, ns};
 
 /// Open namespaces; libcontainer can join them as long as it lives.
@@ -25,21 +28,7 @@ impl Joined {
         let mut all = Vec::new();
         for (kind, path) in config.namespaces() {
             let Some(path) = path else { continue };
-            let named = match kind.as_str() {
-                "network" => "net",
-                "mount" => "mnt",
-                other => other,
-            };
-            let opened = match ns::open(&path, named) {
-                Err(err) if err.errno() == Some(libc::EINVAL) => {
-                    let why = format!(
-                        "{kind}: {} is not a {kind} namespace: name one, or leave the path out",
-                        path.display()
-                    );
-                    return Err(SpecError::Field { field: "linux.namespaces", why }.into());
-                }
-                opened => opened.map_err(|err| err.source).on("open namespace", &path)?,
-            };
+            let opened = open(&kind, &path)?;
             all.push((kind, opened));
         }
         Ok(if config.has_namespace("user") { Joined { all } } else { Joined::default() })
@@ -55,6 +44,46 @@ impl Joined {
             }
         }
     }
+}
+
+fn open(kind: &str, path: &Path) -> Result<OwnedFd, RuntimeError> {
+    let named = match kind {
+        "network" => "net",
+        "mount" => "mnt",
+        other => other,
+    };
+    ns::open(path, named).map_err(|err| match err.errno() {
+        Some(libc::EINVAL) => {
+            let path = path.display();
+            wrong(format!("{kind}: {path} is not a {kind} namespace: name one, or leave the path out"))
+        }
+        _ => RuntimeError::Io { op: "open namespace", path: path.to_owned(), source: err.source },
+    })
+}
+
+fn wrong(why: String) -> RuntimeError {
+    SpecError::Field { field: "linux.namespaces", why }.into()
+}
+
+/// Puts the ranges of the user namespace that `config` joins in the place of those that it has beside it: engines may leave
+/// them out, and whose files are is what the kernel says. The process must be single-threaded.
+pub fn learn_ids(config: &mut Config) -> Result<(), RuntimeError> {
+    let joined = config.namespaces().into_iter().find(|(kind, _)| kind == "user");
+    let Some((kind, Some(path))) = joined else { return Ok(()) };
+    let namespace = open(&kind, &path)?;
+    let maps = userns::maps_of(namespace.as_fd()).map_err(|err| match (err.call, err.errno()) {
+        ("setns", Some(libc::EINVAL)) => wrong(format!(
+            "user: {} is the one that {} is in: leave it out, and the container is in it",
+            path.display(),
+            super::NAME
+        )),
+        _ => RuntimeError::Io { op: "look at the ids of namespace", path: path.clone(), source: err.source },
+    })?;
+    for (name, ranges) in ["uidMappings", "gidMappings"].into_iter().zip(maps) {
+        let inside = |range: IdRange| Mapping { inside: range.inside, outside: range.outside, size: range.size };
+        config.value_mut()["linux"][name] = json!(ranges.into_iter().map(inside).collect::<Vec<_>>());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
