@@ -161,8 +161,11 @@ fn as_owner<T>(owner: Option<(u32, u32)>, work: impl FnOnce() -> T) -> Result<T,
 fn mount_point(tree: &OwnedFd, path: &Path, directory: bool) -> Result<OwnedFd, String> {
     let remedy = "remove it there, or mount at another place";
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let found = match rustix::fs::openat2(tree, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+    let open = || rustix::fs::openat2(tree, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    let found = match open() {
         Ok(found) => found,
+        // A rename somewhere on the system made the kernel unsure (openat2(2)).
+        Err(Errno::AGAIN) => return mount_point(tree, path, directory),
         Err(Errno::NOENT) => {
             return view::mount_point(tree.as_fd(), path, directory).map_err(|err| match err {
                 RootfsError::MountPoint { reason, .. } => format!("{reason}: {remedy}"),
