@@ -220,6 +220,80 @@ fn they_are_as_other_bind_mounts() {
     }
 }
 
+/// Of mounts in a volume, one that a later one covers is not to be seen; links that stay in it lead to a place, those that
+/// leave it don't. `create` failed for want of the first one's place, and at any link.
+#[test]
+fn what_is_mounted_in_a_volume() {
+    let env = Env::new();
+    let (dir, other) = (volume(&env, "volume"), volume(&env, "other"));
+    fs::create_dir_all(dir.join("releases/1/deep")).expect("mkdir");
+    for (link, to) in [("current", "releases/1"), ("file", "releases/1/f"), ("out", "/etc"), ("up", "../../etc")] {
+        symlink(to, dir.join(link)).expect("symlink");
+    }
+    fs::write(dir.join("releases/1/f"), "in the volume\n").expect("write");
+    let tmpfs = |at: &str| json!({"destination": at, "type": "tmpfs", "source": "tmpfs"});
+    let script =
+        "ls /v/a | wc -l; stat -c %u /v/f1000 /v/current/deep/f1000 /v/releases/1/deep/f1000; cat /v/releases/1/f";
+    let container = Container::new(&env, Runtime::Ours, script, |bundle| {
+        with_user_namespace(bundle);
+        add_mount(bundle, bind(&dir, "/v", &["bind", "idmap"]));
+        add_mount(bundle, bind(&other, "/v/a/b", &["bind", "idmap"]));
+        add_mount(bundle, tmpfs("/v/a/c"));
+        add_mount(bundle, tmpfs("/v/a"));
+        add_mount(bundle, bind(&other, "/v/current/deep", &["bind", "idmap"]));
+        add_mount(bundle, bind(&other.join("f1000"), "/v/file", &["bind", "idmap"]));
+    });
+    assert_eq!(container.run().expect(0).stdout, "0\n1000\n1000\n1000\n1000\n");
+    for (volume, at, words) in [
+        (&["bind", "idmap"][..], "/v/out", "mount on /v/out: a symbolic link leads out of the volume"),
+        (&["bind", "idmap"], "/v/up", "mount on /v/up: a symbolic link leads out of the volume"),
+        (&["bind"], "/v/out", "mount on /v/out: /v/out is a symbolic link, or"),
+    ] {
+        let container = Container::new(&env, Runtime::Ours, "true", |bundle| {
+            with_user_namespace(bundle);
+            add_mount(bundle, bind(&dir, "/v", volume));
+            add_mount(bundle, bind(&other, at, &["bind", "idmap"]));
+        });
+        let said = container.run().expect(1).stderr;
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+/// What a container with a user namespace mounts in a shared volume stays in it, and so does what another mounts, unless its
+/// root filesystem is shared. It was mounted on the host.
+#[test]
+fn what_is_mounted_in_a_shared_volume_by_a_container() {
+    let env = Env::new();
+    let dir = volume(&env, "volume");
+    fs::create_dir(dir.join("in")).expect("mkdir");
+    Cmd::new("mount").arg("--bind").args([&dir, &dir]).ok();
+    Cmd::new("mount").arg("--make-shared").arg(&dir).ok();
+    let at = dir.join("in").display().to_string();
+    let on_the_host = || fs::read_to_string("/proc/self/mountinfo").expect("read").contains(&format!(" {at} "));
+    let mut seen = Vec::new();
+    for (propagation, user) in [(None, true), (Some("rshared"), true), (None, false), (Some("rshared"), false)] {
+        let out =
+            Container::new(&env, Runtime::Ours, "mount -t tmpfs t /v/in && grep -c ' /v/in ' /proc/mounts", |bundle| {
+                if user {
+                    with_user_namespace(bundle);
+                }
+                for set in ["bounding", "effective", "permitted"] {
+                    let set = bundle.config["process"]["capabilities"][set].as_array_mut().expect("a set");
+                    set.push("CAP_SYS_ADMIN".into());
+                }
+                bundle.config["linux"]["rootfsPropagation"] = json!(propagation);
+                add_mount(bundle, mapped(&dir, "/v", &["rbind", "rshared", "idmap"], &containers()));
+            })
+            .run();
+        seen.push((out.stdout.clone(), on_the_host()));
+        if on_the_host() {
+            Cmd::new("umount").arg(&at).ok();
+        }
+    }
+    Cmd::new("umount").arg(&dir).ok();
+    assert_eq!(seen, [false, false, false, true].map(|host| ("1\n".to_owned(), host)));
+}
+
 /// A mount on `/dev` itself, and a root that is moved instead of pivoted into.
 #[test]
 fn a_dev_that_maps_ids() {
@@ -293,7 +367,54 @@ fn a_joined_user_namespace_maps_ids() {
         add_mount(bundle, bind(&dir, "/v", &["bind", "idmap"]));
     });
     let said = failed.run().expect(1).stderr;
-    assert!(said.contains("/proc/self/ns/mnt: not a user namespace"), "{said}");
+    assert!(said.contains("/proc/self/ns/mnt is not a user namespace"), "{said}");
+    // It was waited for.
+    let fifo = env.dir.join("fifo");
+    Cmd::new("mkfifo").arg(&fifo).ok();
+    for kind in ["user", "network"] {
+        let failed = Container::new(&env, Runtime::Ours, "true", |bundle| {
+            without_namespace(bundle, kind);
+            let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+            namespaces.push(json!({"type": kind, "path": fifo}));
+        });
+        let said = failed.run().expect(1).stderr;
+        assert!(said.contains(&format!("fifo is not a {kind} namespace")), "{said}");
+    }
+}
+
+/// What is written beside a user namespace that is joined may be missing, or not be so: who has what was told by that, and a
+/// volume that only the host's root can get to was not found.
+#[test]
+fn the_ids_of_a_joined_user_namespace_are_its_own() {
+    let env = Env::new();
+    let holder = Holder::start();
+    let dir = volume(&env, "closed/volume");
+    Cmd::new("chown").args(["-R", "100005:100006"]).arg(&dir).ok();
+    fs::set_permissions(env.dir.join("closed"), fs::Permissions::from_mode(0o700)).expect("chmod");
+    for beside in [Value::Null, containers(), ranges(&[(0, 200_000, 65_536)]), ranges(&[(0, 100_000, 1)])] {
+        let container = Container::new(&env, Runtime::Ours, IDLE, |bundle| {
+            let linux = &mut bundle.config["linux"];
+            linux["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user", "path": holder.path()}));
+            linux["uidMappings"] = beside.clone();
+            linux["gidMappings"] = beside.clone();
+            Cmd::new("chown").args(["-R", "100000:100000"]).arg(&bundle.rootfs).ok();
+            add_mount(bundle, bind(&dir, "/v", &["bind"]));
+            add_mount(bundle, json!({"destination": "/v/new", "type": "tmpfs", "source": "tmpfs"}));
+        });
+        container.start();
+        assert_eq!(container.sh("stat -c %u:%g /v/f0; echo x >/x; chown 3:4 /x").expect(0).stdout, "5:6\n");
+        let shown = container.bundle.show();
+        let change = &shown["changes"][0];
+        assert_eq!((&change["path"], &change["uid"], &change["gid"]), (&json!("/x"), &json!(3), &json!(4)), "{shown}");
+        assert_eq!(owner(&dir.join("new")), (100_000, 100_000), "{beside}");
+        fs::remove_dir(dir.join("new")).expect("remove");
+    }
+    let own = Container::new(&env, Runtime::Ours, "true", |bundle| {
+        let namespaces = bundle.config["linux"]["namespaces"].as_array_mut().expect("namespaces");
+        namespaces.push(json!({"type": "user", "path": "/proc/self/ns/user"}));
+    });
+    let said = own.run().expect(1).stderr;
+    assert!(said.contains("user: /proc/self/ns/user is the one that agentsbx is in"), "{said}");
 }
 
 /// What can't be is refused before there is a container, with the mount's name and what to do; nothing is left.

@@ -412,3 +412,68 @@ fn a_user_namespace_gets_volumes_that_only_root_can_reach() {
     });
     assert!(container.run().expect(1).stderr.contains("no such file or directory"));
 }
+
+/// A directory that the host removed, a file that an editor replaced, a socket whose server began anew: the container keeps what
+/// it had. After any of them no exec could be run in it.
+#[test]
+fn volumes_that_are_gone_from_the_host_do_not_stop_execs() {
+    let script = "ls -A /v | wc -l; touch /v/x 2>&1 | sed 's/.*: //'; cat /etc/file; stat -c '%a %u' /etc/file; \
+        echo x 2>/dev/null >/etc/file || echo no; [ -f /sock ] && cat /sock 2>/dev/null; cat /secret; /tool 2>/dev/null && echo ran; echo x >/new";
+    for user in [false, true] {
+        for env in [Env::new(), Env::with_config("")] {
+            let dir = env.dir.join("host");
+            fs::create_dir_all(dir.join("v")).expect("mkdir");
+            fs::write(dir.join("v/f"), "f\n").expect("write");
+            fs::write(dir.join("file"), "first\n").expect("write");
+            fs::set_permissions(dir.join("file"), fs::Permissions::from_mode(0o640)).expect("chmod");
+            fs::write(dir.join("secret"), "the host's root's\n").expect("write");
+            fs::set_permissions(dir.join("secret"), fs::Permissions::from_mode(0o600)).expect("chmod");
+            fs::write(dir.join("tool"), "#!/bin/sh\n").expect("write");
+            fs::set_permissions(dir.join("tool"), fs::Permissions::from_mode(0o755)).expect("chmod");
+            let strict = env.config != process().config;
+            let socket = std::os::unix::net::UnixListener::bind(dir.join("sock")).expect("bind");
+            let container = Container::new(&env, Runtime::Ours, "exec sleep 100000", |bundle| {
+                let mut owner = 7;
+                if user {
+                    with_user_namespace(bundle);
+                    owner = 100_007;
+                }
+                Cmd::new("chown").arg(format!("{owner}:{owner}")).args([dir.join("file"), dir.join("v")]).ok();
+                add_mount(bundle, bind(&dir.join("v"), "/v", &["bind"]));
+                add_mount(bundle, bind(&dir.join("file"), "/etc/file", &["bind"]));
+                add_mount(bundle, bind(&dir.join("tool"), "/tool", &["bind"]));
+                add_mount(bundle, bind(&dir.join("secret"), "/secret", &["bind"]));
+                if !strict {
+                    add_mount(bundle, bind(&dir.join("sock"), "/sock", &["bind"]));
+                }
+            });
+            container.start();
+            drop(socket);
+            fs::remove_dir_all(dir.join("v")).expect("remove");
+            for name in ["file", "tool", "secret"] {
+                fs::write(dir.join("new"), "second\n").expect("write");
+                rustix::fs::rename(dir.join("new"), dir.join(name)).expect("rename");
+            }
+            fs::remove_file(dir.join("sock")).expect("remove");
+            let ran = if strict { "" } else { "ran\n" };
+            let secret = if user { "" } else { "the host's root's\n" };
+            let want = format!("0\nRead-only file system\nfirst\n640 7\nno\n{secret}{ran}");
+            assert_eq!(container.sh(script).expect(0).stdout, want, "user namespace: {user}, strict: {strict}");
+            let shown = container.bundle.show();
+            assert_eq!(shown["summary"]["added"], 1, "{shown}");
+            assert_eq!(fs::read_to_string(dir.join("file")).expect("read"), "second\n");
+        }
+    }
+    // There is a limit to what is copied.
+    let env = Env::new();
+    let big = env.dir.join("big");
+    fs::File::create(&big).and_then(|file| file.set_len(17 << 20)).expect("make a file");
+    let container = Container::new(&env, Runtime::Ours, "exec sleep 100000", |bundle| {
+        add_mount(bundle, bind(&big, "/big", &["bind"]));
+    });
+    container.start();
+    fs::remove_file(&big).expect("remove");
+    let refused = container.sh("true");
+    assert!(refused.code != 0 && refused.stderr.contains("volume /big: it was removed or replaced"), "{refused:?}");
+    assert_eq!(container.bundle.sh_with(["--layer", "shared"], "stat -c %s /big").expect(0).stdout, "17825792\n");
+}

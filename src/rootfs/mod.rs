@@ -1,6 +1,7 @@
 //! The root filesystem of one exec: committed layers stacked over the container's own root, a fresh layer on top.
 
 pub mod cow;
+mod gone;
 pub mod view;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -50,6 +51,16 @@ pub enum RootfsError {
         /// What is wrong there.
         reason: String,
     },
+    /// A file is gone from the host, and the view can have no copy of it.
+    #[error(
+        "volume {path}: it was removed or replaced on the host, and {why}, so no copy of it is made: make the container anew, or run the exec with layer mode `shared`"
+    )]
+    Gone {
+        /// Where it is mounted, inside the container.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
     /// What a copy-on-write mount shows was exchanged.
     #[error(
         "copy-on-write mount {at}: {host} is not the directory any more that it was when the container was made: put that one back, or make the container anew"
@@ -68,7 +79,9 @@ impl Classify for RootfsError {
             RootfsError::Sys { source, .. } => source.kind(),
             RootfsError::MountInfo { source, .. } => Kind::of_io(source),
             RootfsError::MountInfoLine { .. } => Kind::System,
-            RootfsError::MountPoint { .. } | RootfsError::SourceReplaced { .. } => Kind::WrongState,
+            RootfsError::MountPoint { .. } | RootfsError::Gone { .. } | RootfsError::SourceReplaced { .. } => {
+                Kind::WrongState
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::{RootfsError, doing};
+use super::{RootfsError, doing, gone};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::{mount, mountinfo, ns, proc};
 
@@ -157,10 +157,12 @@ fn move_over(old: BorrowedFd<'_>, root: BorrowedFd<'_>, path: &Path) -> Result<(
         || format!("copy the mount {}", path.display()),
         mount::clone_tree(source.as_fd(), true, &path.display()),
     )?;
-    doing(
-        || format!("put the mount {} into the view", path.display()),
-        mount::attach(tree.as_fd(), target.as_fd(), &path.display()),
-    )
+    let attach = |tree: &OwnedFd| mount::attach(tree.as_fd(), target.as_fd(), &path.display());
+    let attached = match attach(&tree) {
+        Err(err) if err.errno() == Some(libc::ENOENT) => attach(&gone::stand_in(source.as_fd(), old, path, &stat)?),
+        attached => attached,
+    };
+    doing(|| format!("put the mount {} into the view", path.display()), attached)
 }
 
 /// The object below `root` that `path` is to be mounted on, made anew where a layer or the first process removed it.

@@ -24,7 +24,7 @@ use super::error::{On, RuntimeError};
 use super::facts::{Facts, Judged};
 use super::fixup::{self, Fixups};
 use super::idmaps::StandIn;
-use super::joined::Joined;
+use super::joined::{self, Joined};
 use super::launch::{self, Identity};
 use super::leaf;
 use super::members;
@@ -94,8 +94,9 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     let lock = BundleLock::lock(&bundle)?;
     // What a create or delete that was killed left of ours in the bundle.
     spec::restore(&bundle)?;
-    let engine = Config::load(&bundle)?;
+    let mut engine = Config::load(&bundle)?;
     let rootfs = validate(&engine, &bundle, request.systemd_cgroup)?;
+    joined::learn_ids(&mut engine)?;
     let root = absolute(&request.root)?;
     let all = cgroup::hierarchies()?;
     let facts = Facts::gather(&engine, &bundle, &rootfs, &root, policy, &all)?;

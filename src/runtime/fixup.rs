@@ -55,16 +55,13 @@ impl Fixups {
         let mut given = normalised.mounts();
         given.truncate(engine.mounts().len());
         let masked = masked(engine);
-        let below = |at: &Path| -> Vec<PathBuf> {
-            let all = given.iter().map(|m| m.destination.clone());
-            all.filter(|d| d.starts_with(at) && d != at).collect()
-        };
+        let places: Vec<PathBuf> = given.iter().map(|mount| mount.destination.clone()).collect();
         for (index, (wanted, at)) in engine.mounts().iter().zip(given.iter().map(|m| m.destination.clone())).enumerate()
         {
             if wanted.is_dev_bind() {
                 let at = PathBuf::from("/dev");
                 let tree = clone_source(wanted, &at, bundle, engine, &mut Namespaces::default())?;
-                let mut again = below(&at);
+                let mut again = place::seen_below(&places, &at);
                 if engine.terminal() {
                     again.push("/dev/console".into());
                 }

@@ -1,16 +1,19 @@
-//! The namespaces that a container with a user namespace joins.
+//! The namespaces that a container joins, and those of one with a user namespace.
 //!
-//! libcontainer opens their paths when it is in the user namespace already, whose root may not be let through to them: engines
+//! What is none is found here: libcontainer would wait for ever at a fifo, and tell of others only that they are invalid. And
+//! it opens their paths when it is in the user namespace already, whose root may not be let through to them: engines
 //! keep the namespaces of pods in directories that are root's alone. So they are opened before, and it gets descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 
-use super::error::{On, RuntimeError};
-use crate::spec::Config;
-use crate::sys::mount;
+use super::error::RuntimeError;
+use crate::spec::idmap::Mapping;
+use crate::spec::{Config, SpecError};
+use crate::sys::userns::{self, IdRange};
+use crate::sys::{mount, ns};
 
 /// Open namespaces; libcontainer can join them as long as it lives.
 #[derive(Debug, Default)]
@@ -20,18 +23,15 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Those that `config` names by a path; none without a user namespace.
+    /// Those that `config` names by a path. Without a user namespace they are only looked at.
     pub fn open(config: &Config) -> Result<Joined, RuntimeError> {
-        if !config.has_namespace("user") {
-            return Ok(Joined::default());
-        }
         let mut all = Vec::new();
         for (kind, path) in config.namespaces() {
             let Some(path) = path else { continue };
-            let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            all.push((kind, opened.on("open namespace", &path)?));
+            let opened = open(&kind, &path)?;
+            all.push((kind, opened));
         }
-        Ok(Joined { all })
+        Ok(if config.has_namespace("user") { Joined { all } } else { Joined::default() })
     }
 
     /// Puts the descriptors in the place of the paths.
@@ -44,6 +44,46 @@ impl Joined {
             }
         }
     }
+}
+
+fn open(kind: &str, path: &Path) -> Result<OwnedFd, RuntimeError> {
+    let named = match kind {
+        "network" => "net",
+        "mount" => "mnt",
+        other => other,
+    };
+    ns::open(path, named).map_err(|err| match err.errno() {
+        Some(libc::EINVAL) => {
+            let path = path.display();
+            wrong(format!("{kind}: {path} is not a {kind} namespace: name one, or leave the path out"))
+        }
+        _ => RuntimeError::Io { op: "open namespace", path: path.to_owned(), source: err.source },
+    })
+}
+
+fn wrong(why: String) -> RuntimeError {
+    SpecError::Field { field: "linux.namespaces", why }.into()
+}
+
+/// Puts the ranges of the user namespace that `config` joins in the place of those that it has beside it: engines may leave
+/// them out, and whose files are is what the kernel says. The process must be single-threaded.
+pub fn learn_ids(config: &mut Config) -> Result<(), RuntimeError> {
+    let joined = config.namespaces().into_iter().find(|(kind, _)| kind == "user");
+    let Some((kind, Some(path))) = joined else { return Ok(()) };
+    let namespace = open(&kind, &path)?;
+    let maps = userns::maps_of(namespace.as_fd()).map_err(|err| match (err.call, err.errno()) {
+        ("setns", Some(libc::EINVAL)) => wrong(format!(
+            "user: {} is the one that {} is in: leave it out, and the container is in it",
+            path.display(),
+            super::NAME
+        )),
+        _ => RuntimeError::Io { op: "look at the ids of namespace", path: path.clone(), source: err.source },
+    })?;
+    for (name, ranges) in ["uidMappings", "gidMappings"].into_iter().zip(maps) {
+        let inside = |range: IdRange| Mapping { inside: range.inside, outside: range.outside, size: range.size };
+        config.value_mut()["linux"][name] = json!(ranges.into_iter().map(inside).collect::<Vec<_>>());
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -75,5 +115,12 @@ mod tests {
         );
         let err = Joined::open(&missing).unwrap_err().to_string();
         assert!(err.contains("/no/such"), "{err}");
+        for kind in ["user", "network"] {
+            let wrong =
+                Config::from_value(json!({"linux": {"namespaces": [{"type": kind, "path": "/proc/self/ns/mnt"}]}}));
+            let err = Joined::open(&wrong).unwrap_err().to_string();
+            let words = format!("linux.namespaces in config.json: {kind}: /proc/self/ns/mnt is not a {kind} namespace");
+            assert!(err.contains(&words), "{err}");
+        }
     }
 }

@@ -6,12 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
 use rustix::thread::{capabilities, set_capabilities, set_thread_res_gid, set_thread_res_uid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
 use crate::rootfs::cow::First;
-use crate::rootfs::view;
+use crate::rootfs::{RootfsError, view};
 use crate::spec::normalise::clean_absolute;
 use crate::spec::{Config, inroot};
 use crate::sys::{inside, mount};
@@ -59,7 +60,7 @@ impl Place {
         let mounts: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
         // What was mounted before it is hidden by it.
         let from = mounts.iter().rposition(|mount| mount == at).map_or(mounts.len(), |n| n + 1);
-        let again: Vec<PathBuf> = mounts[from..].iter().filter(|mount| mount.starts_with(at)).cloned().collect();
+        let again = seen_below(&mounts[from..], at);
         let cwd = clean_absolute(Path::new(normalised.cwd()));
         let inside = cwd.strip_prefix(at).ok().filter(|_| !again.iter().any(|mount| cwd.starts_with(mount)));
         Place {
@@ -110,8 +111,8 @@ pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), Strin
                 tree,
                 &place.again,
                 Some(&|path: &Path, directory: bool| {
-                    let made = as_owner(place.owner, || view::mount_point(tree.as_fd(), path, directory))?;
-                    made.map_err(|err| chain(&err))
+                    as_owner(place.owner, || mount_point(tree, path, directory))?
+                        .map_err(|why| format!("mount on {}: {why}", place.at.join(path).display()))
                 }),
             )?;
             if let Some(cwd) = &place.cwd {
@@ -122,6 +123,15 @@ pub(super) fn put(places: &[Place], rootfs: &Path, pid: i32) -> Result<(), Strin
         Ok(())
     })
     .map_err(said)?
+}
+
+/// Which of `mounts`, in the order in which they are made, are below `at` and to be seen there: what a later one covers can't
+/// be found any more.
+pub(super) fn seen_below(mounts: &[PathBuf], at: &Path) -> Vec<PathBuf> {
+    let below = |mount: &Path| mount != at && mount.starts_with(at);
+    let covered = |n: usize| mounts[n + 1..].iter().any(|later| below(later) && mounts[n].starts_with(later));
+    let all = mounts.iter().enumerate().filter(|(n, mount)| below(mount) && !covered(*n));
+    all.map(|(_, mount)| mount.clone()).collect()
 }
 
 /// In the order in which [`put`] takes them.
@@ -135,7 +145,7 @@ pub(super) fn order(places: &mut [Place]) {
 fn as_owner<T>(owner: Option<(u32, u32)>, work: impl FnOnce() -> T) -> Result<T, String> {
     let Some((uid, gid)) = owner else { return Ok(work()) };
     let (root_uid, root_gid) = (Uid::ROOT, Gid::ROOT);
-    let said = |errno: rustix::io::Errno| format!("become user {uid} and group {gid} of the host: {errno}");
+    let said = |errno: Errno| format!("become user {uid} and group {gid} of the host: {errno}");
     let before = capabilities(None).map_err(said)?;
     set_thread_res_gid(root_gid, Gid::from_raw(gid), root_gid).map_err(said)?;
     set_thread_res_uid(root_uid, Uid::from_raw(uid), root_uid).map_err(said)?;
@@ -146,8 +156,35 @@ fn as_owner<T>(owner: Option<(u32, u32)>, work: impl FnOnce() -> T) -> Result<T,
     Ok(done)
 }
 
+/// The object at `path` in the mount `tree`, made if there is none. What is in the tree was made by anybody: links are followed
+/// as long as they stay in it.
+fn mount_point(tree: &OwnedFd, path: &Path, directory: bool) -> Result<OwnedFd, String> {
+    let remedy = "remove it there, or mount at another place";
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let open = || rustix::fs::openat2(tree, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    let found = match open() {
+        Ok(found) => found,
+        // A rename somewhere on the system made the kernel unsure (openat2(2)).
+        Err(Errno::AGAIN) => return mount_point(tree, path, directory),
+        Err(Errno::NOENT) => {
+            return view::mount_point(tree.as_fd(), path, directory).map_err(|err| match err {
+                RootfsError::MountPoint { reason, .. } => format!("{reason}: {remedy}"),
+                err => chain(&err),
+            });
+        }
+        Err(Errno::XDEV) => return Err(format!("a symbolic link leads out of the volume above: {remedy}")),
+        Err(errno) => return Err(format!("{errno}: {remedy}")),
+    };
+    let stat = rustix::fs::fstat(&found).map_err(|errno| format!("stat: {errno}"))?;
+    match (FileType::from_raw_mode(stat.st_mode) == FileType::Directory, directory) {
+        (true, false) => Err(format!("a file is mounted there, but the volume above has a directory: {remedy}")),
+        (false, true) => Err(format!("a directory is mounted there, but the volume above has no directory: {remedy}")),
+        _ => Ok(found),
+    }
+}
+
 /// Opens a mount point in a tree, given its path in the tree, and whether it is a directory; makes it if the tree lacks it. No
-/// symbolic link in the tree may be followed.
+/// symbolic link may be followed out of the tree.
 pub(super) type Make<'a> = &'a dyn Fn(&Path, bool) -> Result<OwnedFd, String>;
 
 /// Puts `tree` at `at` below `root`, in the place of what is mounted there. What is mounted below, `again`, is mounted below
@@ -170,7 +207,15 @@ pub(super) fn exchange(
     if make.is_some() {
         kept.retain(|(path, _)| !inner(path));
     }
-    unmount(root, at).map_err(|err| format!("unmount {}: {err}", at.display()))?;
+    unmount(root, at).map_err(|err| match Errno::from_io_error(&err) {
+        // It was mounted where the link led to.
+        Some(Errno::INVAL) => format!(
+            "mount on {0}: {0} is a symbolic link, or has just been exchanged, in what is mounted above it: remove it there, or \
+             mount at another place",
+            at.display()
+        ),
+        _ => format!("unmount {}: {err}", at.display()),
+    })?;
     attach(root, tree, at)?;
     for (path, kept) in &kept {
         let Some(make) = make else {
@@ -194,7 +239,7 @@ pub(super) fn open(root: &OwnedFd, path: &Path, flags: OFlags) -> std::io::Resul
 /// Unmounts what is at `at`, by its name in the directory that it leads to: nothing on the way is followed out of the root.
 fn unmount(root: &OwnedFd, at: &Path) -> std::io::Result<()> {
     let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
-        return Err(rustix::io::Errno::INVAL.into());
+        return Err(Errno::INVAL.into());
     };
     // This is a helper process: its current directory is nobody else's.
     rustix::process::fchdir(open(root, parent, OFlags::PATH | OFlags::DIRECTORY)?)?;
@@ -231,6 +276,59 @@ mod tests {
         order(&mut places);
         let index = |at: &str| places.iter().position(|place| place.at == Path::new(at)).unwrap();
         assert!(index("/v/a") < index("/v"));
+    }
+
+    /// A container with one that was hidden was not made: its place could not be found.
+    #[test]
+    fn what_is_covered_is_not_mounted_again() {
+        let all =
+            ["/v/early", "/v/a/b", "/v/a", "/v/a/c", "/v/twice", "/v", "/v/twice", "/v-b", "/w"].map(PathBuf::from);
+        let want = ["/v/early", "/v/a", "/v/a/c", "/v/twice"].map(PathBuf::from);
+        assert_eq!(seen_below(&all, Path::new("/v")), want);
+        assert_eq!(seen_below(&all[3..], Path::new("/v/a")), ["/v/a/c"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn links_are_followed_in_the_volume_alone() {
+        use std::os::unix::fs::{MetadataExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("tree/real/deep")).unwrap();
+        std::fs::write(at("tree/file"), "").unwrap();
+        let outside = at("outside");
+        std::fs::create_dir(&outside).unwrap();
+        for (name, to) in [
+            ("near", "real"),
+            ("up", "../outside"),
+            ("far", outside.to_str().unwrap()),
+            ("loop", "loop"),
+            ("new", "none"),
+        ] {
+            symlink(to, at("tree").join(name)).unwrap();
+        }
+        let tree = inroot::open_root(&at("tree")).unwrap();
+        let found = |path: &str, directory: bool| {
+            mount_point(&tree, Path::new(path), directory).map(|fd| rustix::fs::fstat(fd).unwrap().st_ino)
+        };
+        let inode = |name: &str| at("tree").join(name).metadata().unwrap().ino();
+        assert_eq!(found("near/deep", true), Ok(inode("real/deep")));
+        assert_eq!(found("near", true), Ok(inode("real")));
+        let made = found("made/file", false);
+        assert_eq!(made, Ok(inode("made/file")));
+        for (path, directory, words) in [
+            ("up", true, "leads out of the volume"),
+            ("far", true, "leads out of the volume"),
+            ("far/made", true, "leads out of the volume"),
+            ("loop", true, "symbolic links"),
+            ("new", true, "symbolic links"),
+            ("file", true, "has no directory"),
+            ("file/below", true, "directory"),
+            ("real", false, "has a directory"),
+        ] {
+            let why = found(path, directory).unwrap_err();
+            assert!(why.contains(words) && why.contains("mount at another place"), "{path}: {why}");
+        }
+        assert_eq!(outside.read_dir().unwrap().count(), 0);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::spec::idmap::{IdMaps, IdSource, Mapping, MountIds};
 use crate::spec::{Config, Mount};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::userns::{self, IdRange};
-use crate::sys::{SysError, mountinfo, proc};
+use crate::sys::{SysError, mountinfo, ns, proc};
 
 /// What is mounted on the host.
 const MOUNTS: &str = "/proc/self/mountinfo";
@@ -43,7 +43,7 @@ impl Namespaces {
             None => {
                 let namespace = match by {
                     IdSource::Ranges(IdMaps { uids, gids }) => userns::with_maps(&ranges(uids), &ranges(gids))?,
-                    IdSource::Namespace(path) => userns::open(path)?,
+                    IdSource::Namespace(path) => ns::open(path, "user")?,
                 };
                 self.0.push((by.clone(), namespace));
                 self.0.len() - 1
@@ -67,12 +67,16 @@ pub(super) fn prepare(
     cows: &[CowSource],
     judged: &[Judged],
 ) -> Result<Vec<Volume>, RuntimeError> {
-    let places: Vec<PathBuf> = normalised.mounts().into_iter().map(|mount| mount.destination).collect();
+    let given = normalised.mounts();
+    let places: Vec<PathBuf> = given.iter().map(|mount| mount.destination.clone()).collect();
     let own_mounts = engine.namespaces().iter().any(|(kind, path)| kind == "mount" && path.is_none());
     let root = engine.host_uid(0).zip(engine.host_gid(0));
     let (mut found, mut namespaces) = (Vec::new(), Namespaces::default());
     for (n, (mount, at)) in engine.mounts().iter().zip(&places).enumerate() {
-        if !mount.is_withheld(engine, bundle) || cows.iter().any(|cow| cow.at == *at) {
+        // Who can get to a source may have changed since libcontainer was given a placeholder for it.
+        let withheld =
+            mount.is_withheld(engine, bundle) || given.get(n).is_some_and(|given| mount.is_replaced_by(given));
+        if !withheld || cows.iter().any(|cow| cow.at == *at) {
             continue;
         }
         let source = source_of(mount, bundle);
@@ -126,6 +130,10 @@ pub(super) fn clone_source(
             let hint = hint(&err, source, mount, &ids);
             RuntimeError::MountIds { at: at.to_owned(), of: source.clone(), hint, source: err }
         })?;
+    }
+    // What it is a peer of is the host's own.
+    if let Some(propagation) = of_the_hosts(engine) {
+        mountattr::set(&tree, MountAttr { set: 0, propagation }, true).on("set propagation of", source)?;
     }
     let (propagation, deep) = propagation(mount).unwrap_or((libc::MS_PRIVATE, true));
     mountattr::set(&tree, MountAttr { set: 0, propagation }, deep).on("set propagation of", source)?;
@@ -222,6 +230,17 @@ fn flags(mount: &Mount, prefix: &str) -> Flags {
     })
 }
 
+/// The propagation that mounts of the host have in the container's mount namespace, before a mount's own options; none if as
+/// on the host. In a user namespace nothing that is mounted reaches the host: it would be the mount of somebody who is not
+/// root there (mount_namespaces(7)).
+fn of_the_hosts(engine: &Config) -> Option<u64> {
+    match engine.value()["linux"]["rootfsPropagation"].as_str() {
+        Some("shared" | "rshared") if !engine.has_namespace("user") => None,
+        Some("private" | "rprivate" | "unbindable" | "runbindable") => Some(libc::MS_PRIVATE),
+        _ => Some(libc::MS_SLAVE),
+    }
+}
+
 /// The last propagation option of a mount, and whether it is recursive.
 pub(super) fn propagation(mount: &Mount) -> Option<(u64, bool)> {
     mount.options.iter().rev().find_map(|option| {
@@ -242,7 +261,7 @@ pub(super) fn propagation(mount: &Mount) -> Option<(u64, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn flags_of_options() {
@@ -261,6 +280,25 @@ mod tests {
             let got = |prefix| flags(&mount, prefix);
             assert_eq!(got(""), Flags { set: plain.0, clear: plain.1 }, "{options:?}");
             assert_eq!(got("r"), Flags { set: recursive.0, clear: recursive.1 }, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn what_reaches_the_host() {
+        let with = |propagation: Value, namespaces: Value| {
+            let linux = json!({"rootfsPropagation": propagation, "namespaces": namespaces});
+            of_the_hosts(&Config::from_value(json!({ "linux": linux })))
+        };
+        let (none, user) = (json!([]), json!([{"type": "user"}]));
+        for (propagation, namespaces, want) in [
+            (Value::Null, &none, Some(libc::MS_SLAVE)),
+            (json!("rslave"), &none, Some(libc::MS_SLAVE)),
+            (json!("rshared"), &none, None),
+            (json!("shared"), &none, None),
+            (json!("rshared"), &user, Some(libc::MS_SLAVE)),
+            (json!("private"), &user, Some(libc::MS_PRIVATE)),
+        ] {
+            assert_eq!(with(propagation.clone(), namespaces.clone()), want, "{propagation} {namespaces}");
         }
     }
 

@@ -30,6 +30,7 @@ use super::kills::Kills;
 use super::metrics;
 use super::mounts;
 use super::moves::Moves;
+use super::newcomers::Newcomers;
 use super::oom;
 use super::options::Options;
 use super::process::{Phase, Process, with_field};
@@ -70,6 +71,8 @@ pub struct Shared {
     pub reaper: Reaper,
     /// What is going to be moved between cgroups.
     pub moves: Moves,
+    /// Which containers are to come.
+    pub newcomers: Newcomers,
     /// The runtime is to log everything.
     pub debug: bool,
 }

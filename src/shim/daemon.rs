@@ -28,6 +28,7 @@ use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use super::events::Events;
 use super::log::Log;
 use super::moves::Moves;
+use super::newcomers::Newcomers;
 use super::reaper::Reaper;
 use super::socket::Served;
 use super::thread::{STACK, blocking};
@@ -44,8 +45,9 @@ const ANSWERS: Duration = Duration::from_secs(1);
 /// How long it may take until the connections are taken that are in the queue, and how often that is looked at.
 const QUEUE: Duration = Duration::from_millis(10);
 const QUEUE_LOOK: Duration = Duration::from_millis(1);
-/// How long containerd may take from `start` to a container.
-const NEWCOMER: Duration = Duration::from_secs(30);
+/// How long to try at the end to take all connections, and how often it is looked for a container that is to come.
+const TAKING: Duration = Duration::from_secs(30);
+const NEWCOMER_LOOK: Duration = Duration::from_millis(50);
 /// How long another process may hold the socket's lock at the end.
 const LOCK: Duration = Duration::from_secs(2);
 /// How often it is looked whether something still runs, after SIGTERM.
@@ -97,6 +99,8 @@ pub struct Parts {
     pub reaper: Reaper,
     /// What is going to be moved between cgroups.
     pub moves: Moves,
+    /// Which containers are to come.
+    pub newcomers: Newcomers,
 }
 
 /// Serves until the end. The process must have no threads yet; `listener` is the socket, and `told` is told whether it runs.
@@ -163,12 +167,13 @@ async fn run<H: Host>(
     // The first container's process: containerd asks for it as soon as it is told that this runs.
     let moves = Moves::default();
     moves.expect();
+    let newcomers = Newcomers::default();
     let begun = (|| {
         let listener = std::os::unix::net::UnixListener::from(listener);
         listener.set_nonblocking(true)?;
         let queue = Queue(OwnedFd::from(listener.try_clone()?));
-        let incoming =
-            Incoming { listener: UnixListener::from_std(listener)?, count: connections.clone(), pause: None };
+        let (listener, count) = (UnixListener::from_std(listener)?, connections.clone());
+        let incoming = Incoming { listener, count, newcomers: newcomers.clone(), pause: None };
         Ok((incoming, queue, Reaper::start()?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
     })();
     let (incoming, queue, reaper, mut terminate, mut interrupt) = match begun {
@@ -176,7 +181,7 @@ async fn run<H: Host>(
         Err(err) => return Err(refuse(told, ShimError::io("serve", &setup.socket)(err))),
     };
     let events = Events::start(&setup.ttrpc_address, &setup.namespace);
-    let host = make(Parts { events: events.clone(), reaper, moves });
+    let host = make(Parts { events: events.clone(), reaper, moves, newcomers: newcomers.clone() });
     let mut server = Server::new().register_service(services(&host)).add_listener(Listener::new(incoming));
     if let Err(err) = server.start().await {
         return Err(refuse(told, ShimError::io("serve", &setup.socket)(io::Error::other(err))));
@@ -195,7 +200,7 @@ async fn run<H: Host>(
     }
 
     // From here on whoever looks starts a server of its own.
-    withdraw(served, &connections, &queue, &*host).await;
+    withdraw(served, &newcomers, &queue, &*host).await;
     drop(queue);
     // Where the lock was not to be had it stays, and what came meanwhile is served to its end.
     while !host.close() {
@@ -230,22 +235,21 @@ async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
     }
 }
 
-/// Removes the socket. Between the end and that, `start` may have found it served and told containerd so: then there is
-/// another container to be waited for, and another end. Once it is sure that there is none, none is made any more: it would
-/// be left behind.
+/// Removes the socket. Before that `start` may have found it served and told containerd so: then there is another container to
+/// be waited for, and another end. Once it is sure that there is none, none is made any more: it would be left behind.
 ///
 /// containerd runs `delete` at the same time, and waits for it, as it waits for the lock: that is not held for long.
-async fn withdraw<H: Host>(served: Served, connections: &Connections, queue: &Queue, host: &H) {
+async fn withdraw<H: Host>(served: Served, newcomers: &Newcomers, queue: &Queue, host: &H) {
+    let begun = Instant::now();
     loop {
-        let taken = connections.taken();
         let socket = served.clone();
         let lock = match blocking(move || socket.lock(LOCK)).await {
             Ok(lock) => lock,
             Err(err) => return tracing::warn!(%err, "the socket stays"),
         };
         // Nobody can look now. Who looked before is in the queue, if not taken already.
-        queue.emptied(QUEUE).await;
-        if connections.taken() == taken && host.close() {
+        let known = queue.emptied(QUEUE).await || begun.elapsed() > TAKING;
+        if known && !newcomers.expected() && host.close() {
             if let Err(err) = served.remove(lock) {
                 tracing::warn!(%err, "the socket stays");
             }
@@ -255,15 +259,12 @@ async fn withdraw<H: Host>(served: Served, connections: &Connections, queue: &Qu
             tracing::warn!(%err, "the socket's lock stays");
         }
         tracing::info!("containerd has been told of this shim again");
-        let used = async {
-            while host.containers() == 0 {
-                sleep(STOPPING).await;
-            }
-        };
-        if timeout(NEWCOMER, used).await.is_ok() {
-            while host.containers() > 0 {
-                sleep(STOPPING).await;
-            }
+        sleep(NEWCOMER_LOOK).await;
+        while newcomers.expected() && host.containers() == 0 {
+            sleep(NEWCOMER_LOOK).await;
+        }
+        while host.containers() > 0 {
+            sleep(STOPPING).await;
         }
     }
 }
@@ -307,11 +308,17 @@ impl Connections {
 struct Queue(OwnedFd);
 
 impl Queue {
-    /// Returns when none waits, at the latest after `limit`. One that has been taken is counted by then: both happen in one
-    /// step of this process's only thread.
-    async fn emptied(&self, limit: Duration) {
+    /// Returns when none waits, at the latest after `limit`: whether none does. One that has been taken is counted by then:
+    /// both happen in one step of this process's only thread.
+    async fn emptied(&self, limit: Duration) -> bool {
         let begun = Instant::now();
-        while !self.is_empty() && begun.elapsed() < limit {
+        loop {
+            if self.is_empty() {
+                return true;
+            }
+            if begun.elapsed() >= limit {
+                return false;
+            }
             sleep(QUEUE_LOOK).await;
         }
     }
@@ -327,6 +334,7 @@ impl Queue {
 struct Incoming {
     listener: UnixListener,
     count: Arc<Connections>,
+    newcomers: Newcomers,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -342,8 +350,8 @@ impl Stream for Incoming {
             }
             match std::task::ready!(this.listener.poll_accept(cx)) {
                 Ok((stream, _)) => {
-                    let count = (!socket::is_cleanup(&stream)).then(|| this.count.clone());
-                    return Poll::Ready(Some(Ok(Connection::new(stream, count))));
+                    let counts = (!socket::is_cleanup(&stream)).then(|| (this.count.clone(), this.newcomers.clone()));
+                    return Poll::Ready(Some(Ok(Connection::new(stream, counts))));
                 }
                 // Without a pause a connection that can't be taken would be tried for ever, and nothing else done.
                 Err(err) => {
@@ -359,14 +367,20 @@ impl Stream for Incoming {
 struct Connection {
     stream: UnixStream,
     count: Option<Arc<Connections>>,
+    /// While nothing has been said on it.
+    silent: Option<Newcomers>,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, count: Option<Arc<Connections>>) -> Connection {
+    fn new(stream: UnixStream, counts: Option<(Arc<Connections>, Newcomers)>) -> Connection {
+        let (count, silent) = counts.unzip();
         if let Some(count) = &count {
             count.taken.fetch_add(1, Ordering::Relaxed);
         }
-        Connection { stream, count }
+        if let Some(newcomers) = &silent {
+            newcomers.connected();
+        }
+        Connection { stream, count, silent }
     }
 }
 
@@ -375,12 +389,22 @@ impl Drop for Connection {
         if let Some(count) = &self.count {
             count.closed.fetch_add(1, Ordering::Relaxed);
         }
+        if let Some(newcomers) = &self.silent {
+            newcomers.looked();
+        }
     }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before
+            && let Some(newcomers) = self.silent.take()
+        {
+            newcomers.spoke();
+        }
+        read
     }
 }
 
@@ -477,18 +501,96 @@ mod tests {
             let queue = Queue(listener.try_clone().unwrap().into());
             let listener = UnixListener::from_std(listener).unwrap();
             let begun = Instant::now();
-            queue.emptied(limit).await;
-            assert!(queue.is_empty() && begun.elapsed() < limit / 2, "{:?}", begun.elapsed());
+            assert!(queue.emptied(limit).await && begun.elapsed() < limit / 2, "{:?}", begun.elapsed());
 
             let _client = std::os::unix::net::UnixStream::connect(&path).unwrap();
             assert!(!queue.is_empty());
-            queue.emptied(limit).await;
-            assert!(begun.elapsed() >= limit, "nobody took it: {:?}", begun.elapsed());
+            assert!(!queue.emptied(limit).await, "nobody took it");
+            assert!(begun.elapsed() >= limit, "{:?}", begun.elapsed());
 
             let taking = tokio::spawn(async move { listener.accept().await.map(drop) });
-            queue.emptied(Duration::from_secs(10)).await;
-            assert!(queue.is_empty() && taking.is_finished());
+            assert!(queue.emptied(Duration::from_secs(10)).await && taking.is_finished());
             taking.await.unwrap().unwrap();
+        });
+    }
+
+    /// Whoever says nothing on a connection has looked, and a container comes of it. `delete` looks for none.
+    #[test]
+    fn looks_are_told_from_requests() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let newcomers = Newcomers::default();
+        newcomers.came();
+        block_on(async {
+            let listener = UnixListener::bind(&path).unwrap();
+            let count = Arc::default();
+            let mut incoming = Incoming { listener, count, newcomers: newcomers.clone(), pause: None };
+            let mut take =
+                async || std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
+            let mut client = UnixStream::connect(&path).await.unwrap();
+            let mut taken = take().await;
+            assert!(newcomers.expected());
+            tokio::io::AsyncWriteExt::write_all(&mut client, b"a request").await.unwrap();
+            tokio::io::AsyncReadExt::read(&mut taken, &mut [0; 4]).await.unwrap();
+            assert!(!newcomers.expected());
+            drop((taken, client));
+            socket::remove_unserved(&path, Duration::ZERO).unwrap();
+            drop(take().await);
+            assert!(!newcomers.expected());
+
+            assert!(matches!(socket::look(&path).unwrap(), socket::Found::Served));
+            let mut looked = take().await;
+            assert_eq!(tokio::io::AsyncReadExt::read(&mut looked, &mut [0; 4]).await.unwrap(), 0);
+            drop(looked);
+            assert!(newcomers.expected());
+            newcomers.came();
+            assert!(!newcomers.expected());
+        });
+    }
+
+    /// One that has no container and has been asked to end.
+    struct Ended;
+
+    impl Task for Ended {}
+
+    impl Host for Ended {
+        async fn ended(&self) {}
+
+        fn containers(&self) -> usize {
+            0
+        }
+
+        fn running(&self) -> usize {
+            0
+        }
+
+        fn close(&self) -> bool {
+            true
+        }
+    }
+
+    /// `start` had looked before the server was asked to end, and containerd's request for a container found it gone: some of a
+    /// hundred containers failed whose group's others ended at the time.
+    #[test]
+    fn a_server_of_which_containerd_has_been_told_stays_for_the_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let newcomers = Newcomers::default();
+        newcomers.came();
+        block_on(async {
+            let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let queue = Queue(listener.try_clone().unwrap().into());
+            let listener = UnixListener::from_std(listener).unwrap();
+            let mut incoming = Incoming { listener, count: Arc::default(), newcomers: newcomers.clone(), pause: None };
+            assert!(matches!(socket::look(&path).unwrap(), socket::Found::Served));
+            drop(std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap());
+            let served = Served::of(&path).unwrap();
+            let mut ending = std::pin::pin!(withdraw(served, &newcomers, &queue, &Ended));
+            assert!(timeout(Duration::from_millis(500), &mut ending).await.is_err() && path.exists());
+            newcomers.came();
+            timeout(Duration::from_secs(10), ending).await.unwrap();
+            assert!(!path.exists());
         });
     }
 
@@ -499,7 +601,8 @@ mod tests {
         let count = Arc::new(Connections::default());
         block_on(async {
             let listener = UnixListener::bind(&path).unwrap();
-            let mut incoming = Incoming { listener, count: count.clone(), pause: None };
+            let newcomers = Newcomers::default();
+            let mut incoming = Incoming { listener, count: count.clone(), newcomers, pause: None };
             let _client = UnixStream::connect(&path).await.unwrap();
             let taken = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_next(cx)).await.unwrap().unwrap();
             assert_eq!((count.taken(), count.open()), (1, 1));

@@ -20,6 +20,7 @@ pub mod log;
 pub mod metrics;
 pub mod mounts;
 pub mod moves;
+pub mod newcomers;
 pub mod oom;
 pub mod options;
 pub mod process;

@@ -81,8 +81,8 @@ fn serve(args: Args) -> Result<(), ShimError> {
     };
     daemon::serve(&setup, listener, told, |parts| {
         let (namespace, debug) = (setup.namespace.clone(), setup.debug);
-        let daemon::Parts { events, reaper, moves } = parts;
-        Arc::new(Service::new(Shared { namespace, events, reaper, moves, debug }))
+        let daemon::Parts { events, reaper, moves, newcomers } = parts;
+        Arc::new(Service::new(Shared { namespace, events, reaper, moves, newcomers, debug }))
     })
 }
 

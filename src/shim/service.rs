@@ -102,7 +102,10 @@ impl Service {
     }
 
     async fn make(&self, request: &api::CreateTaskRequest) -> Result<u32, ShimError> {
-        let reserved = self.reserve(&request.id)?;
+        let reserved = self.reserve(&request.id);
+        // Not before: until then it is one that is to come.
+        self.0.shared.newcomers.came();
+        let reserved = reserved?;
         let container = Container::create(&self.0.shared, request).await?;
         if reserved.take(container.clone()) {
             // Who asked for it is gone: only the log tells.

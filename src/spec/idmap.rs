@@ -128,7 +128,7 @@ impl Mount {
 }
 
 fn inside(maps: &[Mapping], id: u32) -> u32 {
-    let one = |m: &Mapping| id.checked_sub(m.outside).filter(|offset| *offset < m.size).map(|n| m.inside + n);
+    let one = |m: &Mapping| id.checked_sub(m.outside).filter(|n| *n < m.size).and_then(|n| m.inside.checked_add(n));
     maps.iter().find_map(one).unwrap_or(NOBODY)
 }
 
@@ -157,7 +157,10 @@ mod tests {
         // That of a pod, which its containers join: engines write down its ids as well.
         let joined = json!([{"type": "user", "path": "/proc/1/ns/user"}]);
         assert_eq!(with(joined.clone()), Some(maps));
-        assert_eq!(of(joined, &json!([])), None);
+        assert_eq!(of(joined.clone(), &json!([])), None);
+        // What no namespace can have been given may be written beside one that is joined.
+        let last = json!([{"containerID": u32::MAX, "hostID": 0, "size": 9}]);
+        assert_eq!(of(joined, &last).unwrap().inside(0, 8), (u32::MAX, NOBODY));
     }
 
     #[test]

@@ -369,11 +369,10 @@ impl Config {
         if !self.has_namespace("user") {
             return Some(id);
         }
-        self.at(pointer)?.as_array()?.iter().find_map(|m| {
-            let (inside, outside) = (m["containerID"].as_u64()?, m["hostID"].as_u64()?);
-            let offset = u64::from(id).checked_sub(inside)?;
-            (offset < m["size"].as_u64()?).then(|| u32::try_from(outside + offset).ok()).flatten()
-        })
+        let one = |m: &idmap::Mapping| {
+            id.checked_sub(m.inside).filter(|n| *n < m.size).and_then(|n| m.outside.checked_add(n))
+        };
+        idmap::list(self.at(pointer)?)?.iter().find_map(one)
     }
 
     /// `hooks`, as written; null if there are none.
@@ -444,6 +443,13 @@ impl Mount {
         self.is_bind() && !self.is_dev_bind() && (self.maps_ids() || self.is_out_of_reach(config, bundle))
     }
 
+    /// A bind mount in whose place `given` has a placeholder.
+    pub fn is_replaced_by(&self, given: &Mount) -> bool {
+        let file = Some(Path::new(normalise::NO_FILE));
+        let other = !given.is_bind() || given.source.as_deref() == file && self.source.as_deref() != file;
+        self.is_bind() && !self.is_dev_bind() && other
+    }
+
     /// Has this very option.
     pub fn has(&self, option: &str) -> bool {
         self.options.iter().any(|o| o == option)
@@ -501,6 +507,11 @@ mod tests {
         assert_eq!(config.host_uid(9), Some(100009));
         assert_eq!(config.host_uid(10), None);
         assert_eq!(config.host_uid(50), Some(7));
+        // What is left out is 0, as everywhere.
+        value["linux"]["uidMappings"] =
+            json!([{"hostID": 9, "size": 2}, {"containerID": 7, "hostID": u32::MAX, "size": 2}]);
+        let short = Config::from_value(value.clone());
+        assert_eq!([0, 1, 2, 8].map(|id| short.host_uid(id)), [Some(9), Some(10), None, None]);
         value["linux"]["namespaces"] = json!([{"type": "pid"}]);
         assert_eq!(Config::from_value(value).host_uid(5), Some(5));
     }

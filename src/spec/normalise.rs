@@ -281,6 +281,9 @@ fn dev_bind(config: &mut Config, _: &Context<'_>) -> Result<(), SpecError> {
     Ok(())
 }
 
+/// What stands for a file until the right one is put over it.
+pub(super) const NO_FILE: &str = "/dev/null";
+
 /// libcontainer refuses mounts that map ids. And in a user namespace it looks for a bind mount's source as that namespace's
 /// root, who may not be let through to it (a 0750 directory of the kubelet). It gets an empty place; the source is put over it
 /// before the container's root is entered.
@@ -300,7 +303,7 @@ fn withheld_source(config: &mut Config, context: &Context<'_>) -> Result<(), Spe
             placeholder(mount);
         } else {
             mount.insert("type".to_owned(), json!("bind"));
-            mount.insert("source".to_owned(), json!("/dev/null"));
+            mount.insert("source".to_owned(), json!(NO_FILE));
             mount.insert("options".to_owned(), json!(["bind"]));
         }
     }

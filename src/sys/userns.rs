@@ -1,15 +1,20 @@
-//! User namespaces that no process is in: for a mount that maps ids, the kernel takes its ranges from one.
+//! The ranges of ids of user namespaces: those of one that is there, and a namespace of given ones that no process is in, from
+//! which the kernel takes them for a mount that maps ids.
 //!
-//! A namespace is made together with a process. That one is a copy of the caller which only waits, and it is gone when the
+//! Such a namespace is made together with a process. That one is a copy of the caller which only waits, and it is gone when the
 //! namespace's descriptor is there. The caller may have threads, and wait for children of its own elsewhere: the copy runs
 //! nothing but system calls, tells nobody of its end, and is seen by no wait(2) that does not ask for such children.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::{Call, SysError, check, process};
+use super::process::{self, Fork};
+use super::{Call, SysError, check};
 
 /// `CLONE_CLEAR_SIGHAND` of `<linux/sched.h>`; the binding's constant is too narrow for it.
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
@@ -47,6 +52,48 @@ pub fn with_maps(uids: &[IdRange], gids: &[IdRange]) -> Result<OwnedFd, SysError
     let path = format!("/proc/{}/ns/user", sleeper.pid);
     rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .call("open", || "a new user namespace".into())
+}
+
+/// The ranges of users and of groups of a namespace, `outside` as this process sees them. The process must be
+/// single-threaded: a child of its own enters the namespace, where `/proc` shows them of it.
+///
+/// # Errors
+/// `EINVAL` where it is the caller's own; `EPERM` where it may not be entered; what the calls give.
+pub fn maps_of(namespace: BorrowedFd<'_>) -> Result<[Vec<IdRange>; 2], SysError> {
+    let (mut ours, mut theirs) = UnixStream::pair().call("socketpair", || "for a user namespace".into())?;
+    let pid = match process::fork()? {
+        Fork::Parent(pid) => pid,
+        Fork::Child => {
+            drop(ours);
+            let entered = move_into_link_name_space(namespace, Some(LinkNameSpaceType::User));
+            let answer = entered.err().map_or(0, Errno::raw_os_error);
+            // It is looked at until the other end is closed.
+            let _ = theirs.write_all(&answer.to_ne_bytes()).and_then(|()| theirs.read(&mut [0]));
+            process::exit_now(0)
+        }
+    };
+    drop(theirs);
+    let mut answer = [0; 4];
+    let told = ours.read_exact(&mut answer).call("read", || "what a child says of a user namespace".into());
+    let maps = told.and_then(|()| match i32::from_ne_bytes(answer) {
+        0 => Ok([ranges_of(pid, "uid_map")?, ranges_of(pid, "gid_map")?]),
+        errno => Err(SysError::new("setns", "a user namespace", Errno::from_raw_os_error(errno))),
+    });
+    drop(ours);
+    process::wait(pid, true)?;
+    maps
+}
+
+fn ranges_of(pid: i32, name: &str) -> Result<Vec<IdRange>, SysError> {
+    let path = format!("/proc/{pid}/{name}");
+    let text = std::fs::read_to_string(&path).call("read", || path.clone())?;
+    let range = |line: &str| {
+        let mut numbers = line.split_whitespace().map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(IdRange { inside: next()?, outside: next()?, size: next()? })
+    };
+    let ranges: Option<Vec<IdRange>> = text.lines().map(range).collect();
+    ranges.ok_or_else(|| SysError::new("read", format!("{path}: {text:?}"), Errno::INVAL))
 }
 
 /// A process in a new user namespace; it ends with this value.
@@ -128,29 +175,10 @@ fn shown(ranges: &[IdRange]) -> String {
     }
 }
 
-/// The user namespace that `path` names, for [`map_ids`](super::mountattr::map_ids).
-pub fn open(path: &std::path::Path) -> Result<OwnedFd, SysError> {
-    let namespace =
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
-            .call("open", || path.display().to_string())?;
-    if kind(namespace.as_fd()) == Some(libc::CLONE_NEWUSER) {
-        return Ok(namespace);
-    }
-    Err(SysError::new("open", format!("{}: not a user namespace", path.display()), Errno::INVAL))
-}
-
-/// The kind of a namespace (`NS_GET_NSTYPE` of ioctl_nsfs(2)); none where the descriptor is another file's.
-fn kind(namespace: BorrowedFd<'_>) -> Option<libc::c_int> {
-    /// `_IO(0xb7, 3)`.
-    const NS_GET_NSTYPE: u32 = 0xb703;
-    // SAFETY: this request takes no argument.
-    let kind = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE as _) };
-    (kind >= 0).then_some(kind)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::process::Command;
 
     const fn range(inside: u32, outside: u32, size: u32) -> IdRange {
@@ -240,18 +268,6 @@ mod tests {
             assert!(err.to_string().contains(words), "{err}");
             assert_eq!((err.call, err.errno()), ("write", Some(libc::EINVAL)), "{err}");
             assert!(children().is_empty(), "{words}");
-        }
-    }
-
-    #[test]
-    fn only_a_user_namespace_is_one() {
-        open("/proc/self/ns/user".as_ref()).unwrap();
-        for (path, errno) in
-            [("/proc/self/ns/mnt", libc::EINVAL), ("/dev/null", libc::EINVAL), ("/nonexistent", libc::ENOENT)]
-        {
-            let err = open(path.as_ref()).unwrap_err();
-            assert_eq!(err.errno(), Some(errno), "{err}");
-            assert!(err.to_string().contains(path), "{err}");
         }
     }
 }
