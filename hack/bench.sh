@@ -61,6 +61,8 @@ if [ -n "$(cat $hybrid/cgroup.controllers 2>/dev/null)" ]; then
 else
     hybrid=
 fi
+# State of runtimes and engines is in memory, as on hosts that are in use: where /run is a directory of the disk (a container,
+# a sandbox), each file that is replaced there waits for the disk, and the figures are those of its load.
 mkdir -p target/bench/disk
 # shellcheck disable=SC2016,SC2086 # expanded by the inner shell; a list of words
 unshare --mount --propagation private sh -c '
@@ -69,6 +71,7 @@ unshare --mount --propagation private sh -c '
     shift 2
     mount -o loop,noinit_itable "$disk" target/bench/disk
     [ -z "$hybrid" ] || { umount "$hybrid" && mount -t tmpfs none "$hybrid"; }
+    [ "$(stat -f -c %T /run)" = tmpfs ] || mount -t tmpfs -o mode=755 none /run
     "$@"' sh "$disk" "$hybrid" \
     target/debug/examples/bench --subject "$subject" --rootfs target/images/busybox.tar --dir target/bench/disk \
     --containerd "$containerd" $peers "$@"

@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "scratch files of tests need no durability")]
 
 mod bench;
+mod beside;
 mod boot;
 mod cli;
 mod conformance;

@@ -151,6 +151,11 @@ pub fn temporary_name() -> String {
     format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// Bytes as text for names and documents: two lower-case hex digits each.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Whether a name is one that temporary files have.
 pub fn is_temporary(name: &[u8]) -> bool {
     std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(TEMPORARY)).is_some_and(is_number_pair)

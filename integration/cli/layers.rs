@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::support::bundle::Bundle;
 use crate::support::walk::{Tree, assert_same, compare, walk};
-use crate::support::{Env, result};
+use crate::support::{Cmd, Env, result};
 
 /// Changes of every kind, each script an exec of its own.
 pub const SCRIPTS: &[&str] = &[
@@ -224,4 +224,61 @@ fn stores_are_not_mixed_up() {
     assert_eq!(here.sh("cat /x").ok(), "here");
     let told = elsewhere.ok(["recover"]);
     assert!(told.contains("its history dropped"), "{told}");
+}
+
+/// A directory of the host's that can only be read, for as long as this is there.
+struct ReadOnly<'a>(&'a std::path::Path);
+
+impl<'a> ReadOnly<'a> {
+    fn make(dir: &'a std::path::Path) -> ReadOnly<'a> {
+        Cmd::new("mount").arg("--bind").args([dir, dir]).ok();
+        let made = ReadOnly(dir);
+        Cmd::new("mount").args(["-o", "remount,bind,ro"]).arg(dir).ok();
+        made
+    }
+}
+
+impl Drop for ReadOnly<'_> {
+    fn drop(&mut self) {
+        Cmd::new("umount").arg(self.0).run();
+    }
+}
+
+/// commit, discard, rollback and reset failed where the store had done it and only the bundle could not be written: whoever
+/// does again what failed got an error, or went back twice.
+#[test]
+fn what_the_store_has_done_is_done_whatever_the_bundle_takes() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = &*bundle.id;
+    let held = |script: &str| {
+        bundle.sh_with(["--layer", "hold"], script).expect(0);
+        bundle.show()["exec"].as_str().expect("an exec").to_owned()
+    };
+    let (one, other) = (held("echo 1 >/one"), held("echo 2 >/other"));
+    bundle.sh("echo 3 >/x").expect(0);
+    let read_only = ReadOnly::make(&bundle.dir);
+    for (verb, more, done) in [
+        ("commit", Some(&*one), format!("{one} committed as generation 2")),
+        ("discard", Some(&*other), format!("{other} discarded")),
+        ("rollback", Some("@-1"), "HEAD 2 -> 1".to_owned()),
+        ("reset", None, "0 execs killed, HEAD 1 -> 0".to_owned()),
+    ] {
+        let log = env.dir.join(format!("{verb}.log"));
+        let output = env.cmd(["--log"]).arg(&log).args([verb, id]).args(more).run().expect(0);
+        assert_eq!(output.stdout.trim_end(), done);
+        for told in [&output.stderr, &std::fs::read_to_string(&log).expect("a log")] {
+            let why = ["it is done", &*bundle.dir.to_string_lossy(), "ead-only file system"];
+            assert!(why.iter().all(|word| told.contains(word)), "{verb}: {told}");
+        }
+    }
+    // The state directory is somewhere else, and has it.
+    assert_eq!(bundle.state()["annotations"]["dev.agentsbx.generation"], "0");
+    assert_eq!(env.json(["show", id, &one, "--json"])["disposition"], "committed");
+    // As at an exec's end: its code is the command's.
+    bundle.sh("echo 4 >/y; exit 7").expect(7);
+    assert_eq!(bundle.state()["annotations"]["dev.agentsbx.generation"], "3");
+    drop(read_only);
+    bundle.sh("echo 5 >/z").expect(0);
+    assert_eq!(bundle.read()["annotations"]["dev.agentsbx.generation"], "4");
 }

@@ -18,7 +18,7 @@ use super::events::{Subscription, lines};
 use super::task_api;
 use crate::support::cmd::Running;
 use crate::support::env::{binary, unique};
-use crate::support::{Cmd, wait_until};
+use crate::support::wait_until;
 
 fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
@@ -334,28 +334,6 @@ fn without_threads_requests_fail() {
     shim.stats().expect("stats");
     second.create().expect("create");
     assert_eq!(second.shim.delete("").expect("delete"), 137);
-    fs::remove_dir_all(&second.bundle).expect("remove the bundle");
-}
-
-/// systemd gives containerd 1024 descriptors, and more if it asks, which Go's programs do. Ours had no descriptors left for
-/// more than a hundred processes with streams. The programs that it starts have what was given.
-#[test]
-fn a_shim_has_all_descriptors_that_it_may() {
-    let containerd = Containerd::start(Release::C2);
-    let pid = pid_of(&containerd).to_string();
-    Cmd::new("prlimit").args(["--nofile=150:5000", "--pid", &pid]).ok();
-    let task = Task::idle(&containerd, &[]);
-    let all: Vec<_> =
-        (0..20).map(|n| (n, task.exec(&[], &["sh", "-c", &format!("sleep 3; exit {n}")]).spawn())).collect();
-    for (n, one) in all {
-        one.wait().expect(n);
-    }
-    let mut second = Second::of(&task);
-    let (told, file) = (second.bundle.join("limits"), second.bundle.join("runtime"));
-    write_script(&file, &format!("echo $(ulimit -Sn; ulimit -Hn) >{}\nexit 1\n", told.display()));
-    second.runtime = file.display().to_string();
-    second.create().expect_err("the runtime does nothing");
-    assert_eq!(fs::read_to_string(told).expect("read the limits"), "150 5000\n");
     fs::remove_dir_all(&second.bundle).expect("remove the bundle");
 }
 

@@ -159,6 +159,30 @@ fn an_execs_terminal_is_the_requests() {
     assert_eq!(reading.join().expect("join"), "/dev/pts/0\r\n");
 }
 
+/// The size that a client asks for before the exec runs was dropped, and the command began on a terminal of no size.
+#[test]
+fn a_size_that_is_asked_for_before_the_start_is_the_terminals_from_the_beginning() {
+    let task = Task::idle(newest(), &[]);
+    let shim = task_api::Shim::of(&task);
+    let fifo = newest().data().join("size.fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("mkfifo");
+    shim.exec_on_terminal("size", &["stty", "size"], &fifo.to_string_lossy()).expect("exec");
+    shim.resize("size", 80, 25).expect("resize");
+    // The last one counts.
+    shim.resize("size", 132, 43).expect("resize");
+    let reading = std::thread::spawn(move || std::fs::read_to_string(fifo).expect("read"));
+    shim.start("size").expect("start");
+    assert_eq!(shim.wait("size").expect("wait"), 0);
+    assert_eq!(shim.delete("size").expect("delete"), 0);
+    assert_eq!(reading.join().expect("join"), "43 132\r\n");
+    // One without a terminal has no size.
+    shim.exec("plain", &["true"]).expect("exec");
+    shim.resize("plain", 80, 25).expect("resize");
+    shim.start("plain").expect("start");
+    assert_eq!(shim.wait("plain").expect("wait"), 0);
+    shim.delete("plain").expect("delete");
+}
+
 /// crun #1642, vscode-remote-release #10843: without a terminal an exec was in its caller's session.
 #[test]
 fn an_exec_leads_its_session() {
@@ -200,28 +224,28 @@ fn a_shim_has_as_many_descriptors_as_it_may() {
     let program = containerd.run.join("bin/containerd-shim-agentsbx-v1");
     let real = fs::read_link(&program).expect("a link");
     fs::remove_file(&program).expect("remove the link");
-    let script = format!("#!/bin/sh\nulimit -Sn 64\nexec {} \"$@\"\n", real.display());
+    let script = format!("#!/bin/sh\nulimit -Sn 64\nulimit -Hn 5000\nexec {} \"$@\"\n", real.display());
     fs::rename(write_program(&containerd.run.join("bin"), &script), program).expect("rename");
     let config = containerd.run.join("oci.toml");
     fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
     // With no limit of its own a container has the runtime's.
     let task = Task::idle(&containerd, &["--runtime-config-path", &config.display().to_string()]);
     let shim = containerd.shims(Some(&task.id)).first().copied().expect("a shim");
-    let soft = |pid: i32| {
+    let limits = |pid: i32| {
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("read the limits");
         let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").to_owned();
-        line.split_whitespace().nth(3).map(str::to_owned).expect("a number")
+        line.split_whitespace().skip(3).take(2).map(str::to_owned).collect::<Vec<_>>()
     };
-    assert_ne!(soft(shim), "64");
+    assert_eq!(limits(shim), ["5000", "5000"]);
     let api = task_api::Shim::of(&task);
     api.exec("limited", &["sleep", "1000"]).expect("exec");
     let supervisor = api.start("limited").expect("start");
-    assert_eq!(soft(i32::try_from(supervisor).expect("a pid")), "64");
+    assert_eq!(limits(i32::try_from(supervisor).expect("a pid")), ["64", "5000"]);
     api.kill("limited", 9, false).expect("kill");
     api.wait("limited").expect("wait");
     api.delete("limited").expect("delete");
     thread::scope(|scope| {
-        for n in 0..12 {
+        for n in 0..20 {
             let task = &task;
             scope.spawn(move || task.sh(&format!("sleep 3; exit {n}")).expect(n));
         }
@@ -611,6 +635,27 @@ fn output_goes_to_a_program() {
         let name = program.display().to_string();
         !super::daemon::processes().iter().any(|(_, line)| String::from_utf8_lossy(line).contains(&name))
     });
+    fs::remove_file(&log).expect("remove the log");
+    fs::remove_file(&program).expect("remove the program");
+}
+
+/// The program of an exec was told the container's id; containerd's own shim tells it the exec's.
+#[test]
+fn an_execs_program_is_told_the_execs_id() {
+    let containerd = newest();
+    let task = Task::idle(containerd, &[]);
+    let shim = task_api::Shim::of(&task);
+    let dir = containerd.run.join("tmp");
+    let log = dir.join(unique("log"));
+    let script = "#!/bin/sh\nexec 5>&-\necho \"$CONTAINER_NAMESPACE $CONTAINER_ID\" >\"$2\"\ncat <&3 >>\"$2\"\n";
+    let program = write_program(&dir, script);
+    let address = format!("binary://{}?file={}", program.display(), log.display());
+    shim.exec_with("told", &["echo", "out"], &address, "").expect("exec");
+    shim.start("told").expect("start");
+    assert_eq!(shim.wait("told").expect("wait"), 0);
+    shim.delete("told").expect("delete");
+    let expected = format!("{} told\nout\n", containerd.namespace);
+    wait_until("the line", SOON, || fs::read_to_string(&log).unwrap_or_default() == expected);
     fs::remove_file(&log).expect("remove the log");
     fs::remove_file(&program).expect("remove the program");
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use containerd_shim_protos::api::{
     ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse, DeleteRequest, DeleteResponse,
-    ExecProcessRequest, KillRequest, Mount, PauseRequest, ResumeRequest, StartRequest, StartResponse, StateRequest,
-    StateResponse, StatsRequest, StatsResponse, WaitRequest, WaitResponse,
+    ExecProcessRequest, KillRequest, Mount, PauseRequest, ResizePtyRequest, ResumeRequest, StartRequest, StartResponse,
+    StateRequest, StateResponse, StatsRequest, StatsResponse, WaitRequest, WaitResponse,
 };
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
@@ -180,6 +180,18 @@ impl Shim {
             ..CreateTaskRequest::default()
         };
         self.call::<_, CreateTaskResponse>("Create", &request).map(|answer| answer.pid)
+    }
+
+    /// `ResizePty`, in characters.
+    pub fn resize(&self, exec: &str, width: u32, height: u32) -> Answer<()> {
+        let request = ResizePtyRequest {
+            id: self.id.clone(),
+            exec_id: exec.to_owned(),
+            width,
+            height,
+            ..ResizePtyRequest::default()
+        };
+        self.call::<_, containerd_shim_protos::api::Empty>("ResizePty", &request).map(drop)
     }
 
     /// `Pause`

@@ -1,6 +1,6 @@
 //! `commit`.
 
-use super::{Global, hints, print};
+use super::{Global, done, hints, print};
 use crate::ops::commit;
 
 /// Commit a held layer: it becomes the next generation
@@ -19,7 +19,8 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let committed = commit::held(&global.context()?, &args.container, &args.exec, args.force);
-    let (record, generation) = committed.map_err(|err| hints::told(err, &args.container))?;
+    let committed = committed.map_err(|err| hints::told(err, &args.container))?;
+    let (record, generation) = done(global, committed);
     print(&format!("{} committed as generation {generation}\n", record.id))?;
     Ok(0)
 }

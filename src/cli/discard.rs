@@ -1,6 +1,6 @@
 //! `discard`.
 
-use super::{Global, hints, print};
+use super::{Global, done, hints, print};
 use crate::ops::discard;
 
 /// Drop a held layer
@@ -16,7 +16,7 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let dropped = discard::held(&global.context()?, &args.container, &args.exec);
-    let record = dropped.map_err(|err| hints::told(err, &args.container))?;
+    let record = done(global, dropped.map_err(|err| hints::told(err, &args.container))?);
     print(&format!("{} discarded\n", record.id))?;
     Ok(0)
 }

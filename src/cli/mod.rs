@@ -51,7 +51,7 @@ use clap::{Args as _, CommandFactory, FromArgMatches, Parser, Subcommand, ValueE
 
 use crate::config::{self as configuration, Sources};
 use crate::id::ContainerId;
-use crate::ops::Context;
+use crate::ops::{Context, Done};
 use crate::runtime::{NAME, Record, idmaps};
 use crate::store::Store;
 
@@ -444,6 +444,19 @@ fn failed(target: &report::Target, err: &anyhow::Error, code: u8) -> ExitCode {
 /// Tells of something that failed without failing the command, in the log file only: stderr may be the container's.
 fn warn(global: &Global, text: &str) {
     report::warning(&report::Target::of(global), text);
+}
+
+/// What is done, once what failed after it is told, on stderr and in the log file. It fails no command: who would do it
+/// again would do it twice.
+fn done<T>(global: &Global, done: Done<T>) -> T {
+    if let Some(warning) = &done.warning {
+        let text = report::plain_errno(&crate::error::chain(warning));
+        let text = format!("it is done, and `agentsbx log` and `show` have it; but not everything after it: {text}");
+        report::warning(&report::Target::of(global), &text);
+        // A closed stderr is the caller's choice.
+        let _ = writeln!(std::io::stderr(), "{NAME}: {}", render::visible(&text));
+    }
+    done.what
 }
 
 /// How many digits Docker prints of an id.

@@ -1,6 +1,6 @@
 //! `reset`.
 
-use super::{Global, print};
+use super::{Global, done, print};
 use crate::ops::rollback;
 use crate::terms::count;
 
@@ -13,7 +13,7 @@ pub struct Args {
 }
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
-    let (killed, moved) = rollback::reset(&global.context()?, &args.container)?;
+    let (killed, moved) = done(global, rollback::reset(&global.context()?, &args.container)?);
     print(&format!("{} killed, HEAD {} -> {}\n", count(killed, "exec"), moved.from, moved.to))?;
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! `rollback`.
 
-use super::{Global, hints, print};
+use super::{Global, done, hints, print};
 use crate::ops::rollback;
 
 /// Go back to a generation: the next exec sees it
@@ -20,7 +20,7 @@ pub struct Args {
 
 pub fn run(global: &Global, args: Args) -> anyhow::Result<u8> {
     let moved = rollback::to(&global.context()?, &args.container, args.generation.parse()?);
-    let moved = moved.map_err(|err| hints::told(err, &args.container))?;
+    let moved = done(global, moved.map_err(|err| hints::told(err, &args.container))?);
     print(&format!("HEAD {} -> {}\n", moved.from, moved.to))?;
     Ok(0)
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::commit::touched_of;
 use super::history::uppers_between;
-use super::{Context, OpsError, stack};
+use super::{Context, OpsError, stack, unless_removed};
 use crate::diff::apply::{Action, Base, Mount, Past, Plan, carry_out, plan, tidy};
 use crate::diff::{self, PathBytes};
 use crate::id::Generation;
@@ -55,8 +55,12 @@ pub struct Applied {
 /// Plans, and unless something is in the way (see [`Plan::conflicts`]) carries it out.
 pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> {
     let (store, container) = context.container(&request.container)?;
+    unless_removed(&store, container.key, || apply_in(&store, container.clone(), request))
+}
+
+fn apply_in(store: &Store, container: Container, request: &Request) -> Result<Applied, OpsError> {
     let _lock = store.read_lock(container.key)?;
-    let lowers = stack::lowers_at(&store, &container, Generation::ZERO)?;
+    let lowers = stack::lowers_at(store, &container, Generation::ZERO)?;
     let mounts = lowers.mounts();
     if mounts.is_empty() {
         return Err(OpsError::NoCowMount(container.id.to_string()));
@@ -70,7 +74,7 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     }
     lock(&mounts, LOCK_WAIT)?;
     let head = store.head(container.key)?;
-    let uppers = uppers_between(&store, &container, Generation::ZERO, head)?;
+    let uppers = uppers_between(store, &container, Generation::ZERO, head)?;
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     let mut applied = Applied { container, generation: head, plan: Plan::default(), done: !request.dry_run };
     if fds.is_empty() {
@@ -79,7 +83,7 @@ pub fn apply(context: &Context, request: &Request) -> Result<Applied, OpsError> 
     let container = &applied.container;
     let options = diff::Options { recursive: true, renames: false, ..stack::options_of(container) };
     let found = diff::compare(&fds, lowers.view(), &options)?;
-    let past = past(&store, container, head)?;
+    let past = past(store, container, head)?;
     applied.plan = plan(&mounts, &fds, &found, &past, wanted)?;
     // Whoever looks at the plan wants to know where links would lead.
     let targets: BTreeMap<_, _> = found.changes.iter().filter_map(|c| Some((&c.path, c.target.as_ref()?))).collect();

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{Context, OpsError, publish, retain, stack};
+use super::{Context, Done, OpsError, publish, retain, stack};
 use crate::diff::apply::Base;
 use crate::diff::{self, Diff, PathBytes, Touched};
 use crate::id::{Generation, LayerId};
@@ -156,7 +156,12 @@ pub fn refresh(
 }
 
 /// Commits a held layer: the generation that it became.
-pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Result<(ExecRecord, Generation), OpsError> {
+pub fn held(
+    context: &Context,
+    container: &str,
+    exec: &str,
+    force: bool,
+) -> Result<Done<(ExecRecord, Generation)>, OpsError> {
     let (store, container) = context.container(container)?;
     let record = store.exec(container.key, exec)?;
     let layer = match (record.disposition, record.layer) {
@@ -177,12 +182,12 @@ pub fn held(context: &Context, container: &str, exec: &str, force: bool) -> Resu
     })?;
     match done {
         Ok(generation) => {
-            super::squash::if_deep(&store, &container, generation)?;
-            publish::decided(&store, &container, &record.id)?;
+            let squashed = super::squash::if_deep(&store, &container, generation);
+            let told = publish::decided(&store, &container, &record.id);
             if retain::is_due(&store, container.key, &context.config.retention) {
                 retain::in_background(context, store, container.key);
             }
-            Ok((record, generation))
+            Ok(Done { what: (record, generation), warning: told.and(squashed).err() })
         }
         Err(conflict) => Err(OpsError::Conflict {
             exec: record.id.to_string(),

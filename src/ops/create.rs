@@ -8,9 +8,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use super::{Context, OpsError, publish};
+use crate::runtime::claim::Claim;
 use crate::runtime::cow::{CowLayer, CowSource};
 use crate::runtime::{
-    self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, RuntimeError, Steps, create as make, delete as remove,
+    self, CreateRequest, DeleteRequest, Ran, Record, RunRequest, RuntimeError, Steps, create as make,
+    delete_seen as remove,
 };
 use crate::spec::{Config, annotations};
 use crate::store::{CowMount, NewContainer, StagedLayer, Store, now_ns};
@@ -26,11 +28,12 @@ pub fn create(context: &Context, request: &CreateRequest) -> Result<Record, OpsE
     let policy = super::policy::of(&context.config, &notes)?;
     let staged = RefCell::new(Vec::new());
     let record = make(request, &policy, &|| stage(context, &mut staged.borrow_mut()))?;
-    let id = record.id.clone();
+    let made = record.clone();
     let staged = staged.into_inner();
     let registered = context.store().and_then(|store| register(&store, record, &staged)).inspect_err(|_| {
         // The error that is on its way is the one to tell. Before the layers go that it has mounted.
-        let _ = remove(&DeleteRequest { root: request.root.clone(), id, force: true });
+        let request = DeleteRequest { root: request.root.clone(), id: made.id.clone(), force: true };
+        let _ = remove(&request, Some(&made));
     })?;
     for layer in staged {
         layer.keep();
@@ -79,7 +82,7 @@ fn refuse_reserved(notes: &BTreeMap<String, String>) -> Result<(), OpsError> {
 pub fn run(context: &Context, request: RunRequest) -> Result<Ran, OpsError> {
     let steps = Steps {
         create: &|request: &CreateRequest| create(context, request),
-        delete: &|request: &DeleteRequest| super::delete::delete(context, request),
+        delete: &|request: &DeleteRequest, made: &Record| super::delete::delete_seen(context, request, made),
     };
     runtime::run(request, &steps)
 }
@@ -101,9 +104,12 @@ fn register(store: &Store, mut record: Record, staged: &[StagedLayer]) -> Result
         told: super::policy::told(record.confinement.profile, &record.decisions),
         cow_mounts: record.cows.iter().zip(staged).map(cow_mount).collect(),
     };
+    // Whoever has deleted it found no row to drop.
+    let Some((claim, _)) = Claim::of(&record)? else { return Err(OpsError::DeletedEarly) };
     let key = store.add_container(&container)?;
     record.store_key = Some(key.0);
     record.save()?;
+    drop(claim);
     publish::annotate(store, &store.container(key)?, None)?;
     Ok(record)
 }

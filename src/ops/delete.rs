@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::presence::Absence;
 use super::{Context, OpsError, recover, row_of};
-use crate::runtime::{DeleteRequest, Record, RuntimeError, Status, delete as remove};
+use crate::runtime::{DeleteRequest, Record, RuntimeError, Status, delete_seen as remove};
 use crate::store::{ContainerKey, Store, StoreError};
 
 /// How long `delete` waits for supervisors that are writing results. Engines give up on a delete after 5 to 10 s.
@@ -15,20 +15,37 @@ const PATIENCE: Duration = Duration::from_secs(4);
 pub fn delete(context: &Context, request: &DeleteRequest) -> Result<Option<RuntimeError>, OpsError> {
     // What can't be loaded is told, or forced away, by the runtime.
     let record = Record::load(&request.root, &request.id).ok();
-    let absence = record.as_ref().map(Absence::of).transpose()?;
-    if let (Some(record), Some(absence)) = (&record, &absence)
+    delete_of(context, request, record.as_ref())
+}
+
+/// The same for the container `seen`, and no other that has its id by now.
+pub fn delete_seen(
+    context: &Context,
+    request: &DeleteRequest,
+    seen: &Record,
+) -> Result<Option<RuntimeError>, OpsError> {
+    delete_of(context, request, Some(seen))
+}
+
+fn delete_of(
+    context: &Context,
+    request: &DeleteRequest,
+    record: Option<&Record>,
+) -> Result<Option<RuntimeError>, OpsError> {
+    let absence = record.map(Absence::of).transpose()?.flatten();
+    if let (Some(record), Some(absence)) = (record, &absence)
         && record.status()? == Status::Stopped
         && record.has_own_pid_namespace()
     {
         // Their commands ended with the first process: they are writing results into what is about to be removed.
         absence.wait(PATIENCE);
     }
-    let warning = remove(request)?;
+    let warning = remove(request, record)?;
     if let Some(absence) = absence {
         absence.wait(PATIENCE);
     }
     // The container is gone: an engine must not be told otherwise because the store is full or broken.
-    let dropped = drop_history(context, request, record.as_ref());
+    let dropped = drop_history(context, request, record);
     Ok(warning.or(dropped.err().map(|err| RuntimeError::History(crate::error::chain(&err)))))
 }
 
@@ -41,7 +58,11 @@ fn drop_history(context: &Context, request: &DeleteRequest, record: Option<&Reco
     let row = match record {
         Some(record) if record.store_key.is_some() => row_of(&store, record)?,
         // A record that a kill -9 took away, or kept from being finished.
-        _ => store.find_in(&std::path::absolute(&request.root).unwrap_or_default(), &request.id).ok(),
+        _ => {
+            let root = std::path::absolute(&request.root).unwrap_or_default();
+            // A row is made while the container has its directory: where there is none now, it is nobody's.
+            store.find_in(&root, &request.id).ok().filter(|_| !Record::dir_of(&root, &request.id).exists())
+        }
     };
     row.map_or(Ok(()), |row| forget(&store, row.key))
 }

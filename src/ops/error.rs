@@ -62,6 +62,9 @@ pub enum OpsError {
     /// The container was made without a store, or the store has lost it.
     #[error("container {0} has no history in the store {1}: was it created with another --store?")]
     NotInStore(String, PathBuf),
+    /// Somebody deleted a container that was not there yet.
+    #[error("the container was deleted while it was made")]
+    DeletedEarly,
     /// exec in a state that does not allow it; runc's texts.
     #[error("cannot exec in a stopped container")]
     ExecStopped,
@@ -215,7 +218,9 @@ impl Classify for OpsError {
             | OpsError::Merged { .. }
             | OpsError::NoExec(_)
             | OpsError::NoCowMount(_) => Kind::NotFound,
-            OpsError::ExecStopped | OpsError::ExecPaused | OpsError::Locked(_) => Kind::WrongState,
+            OpsError::ExecStopped | OpsError::ExecPaused | OpsError::Locked(_) | OpsError::DeletedEarly => {
+                Kind::WrongState
+            }
             OpsError::File { source, .. } | OpsError::Descriptors { source, .. } => Kind::of_io(source),
             OpsError::Sys { source, .. } => source.kind(),
             OpsError::SupervisorLost | OpsError::Supervisor(_) | OpsError::Restless => Kind::System,

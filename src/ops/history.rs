@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use super::policy::Told;
-use super::{Context, OpsError, owners, publish, stack};
+use super::{Context, OpsError, owners, publish, stack, unless_removed};
 use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
@@ -138,21 +138,31 @@ pub fn compare(
     paths: &[PathBytes],
 ) -> Result<Comparison, OpsError> {
     let (store, container) = context.container_to_read(container)?;
+    unless_removed(&store, container.key, || compare_in(&store, &container, range, recursive, paths))
+}
+
+fn compare_in(
+    store: &Store,
+    container: &Container,
+    range: &Range,
+    recursive: bool,
+    paths: &[PathBytes],
+) -> Result<Comparison, OpsError> {
     let lock = store.read_lock(container.key)?;
     let (uppers, lowers) = match range {
         Range::Generations(from, to) => {
             let from = store.resolve(container.key, *from)?;
             let to = store.resolve(container.key, *to)?;
-            (uppers_between(&store, &container, from, to)?, stack::lowers_at(&store, &container, from)?)
+            (uppers_between(store, container, from, to)?, stack::lowers_at(store, container, from)?)
         }
         Range::Exec(name) => {
             let exec = store.exec(container.key, name)?;
             let layer = exec.layer.filter(|_| exec.disposition.is_some()).ok_or_else(|| without_layer(&exec))?;
-            let lowers = match (stack::lowers_at(&store, &container, exec.base), exec.generation) {
+            let lowers = match (stack::lowers_at(store, container, exec.base), exec.generation) {
                 // What it was committed onto shows the same, but for what others have committed meanwhile.
                 (Err(OpsError::Store(StoreError::GenerationDropped { .. })), Some(generation)) => {
                     let parent = store.generation(container.key, generation)?.parent;
-                    stack::lowers_at(&store, &container, parent)?
+                    stack::lowers_at(store, container, parent)?
                 }
                 (lowers, _) => lowers?,
             };
@@ -160,14 +170,14 @@ pub fn compare(
         }
     };
     // What lies below a directory that is gone may be what is asked for.
-    let options = diff::Options { recursive: recursive || !paths.is_empty(), ..stack::options_of(&container) };
+    let options = diff::Options { recursive: recursive || !paths.is_empty(), ..stack::options_of(container) };
     let fds: Vec<_> = uppers.iter().map(AsFd::as_fd).collect();
     // Nothing lies between a generation and itself.
     let mut diff = if fds.is_empty() { Diff::default() } else { diff::compare(&fds, lowers.view(), &options)? };
     if !paths.is_empty() {
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
-    diff.changes = owners::as_inside(diff.changes, owners::maps_of(&container).as_ref());
+    diff.changes = owners::as_inside(diff.changes, owners::maps_of(container).as_ref());
     Ok(Comparison { uppers, lowers, _lock: lock, diff })
 }
 

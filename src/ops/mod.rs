@@ -8,6 +8,8 @@ pub mod delete;
 pub mod discard;
 mod error;
 pub mod exec;
+#[cfg(test)]
+mod fixture;
 pub mod fsck;
 pub mod gc;
 pub mod history;
@@ -31,6 +33,18 @@ use crate::config::Config;
 use crate::runtime::state::Record;
 use crate::store::{Container, ContainerKey, Store, StoreError};
 
+/// What is done in the store, and what failed after it: the store is the truth, so nothing of that undoes it or is to make
+/// anybody do it again.
+#[derive(Debug)]
+#[must_use = "what failed is to be told"]
+pub struct Done<T> {
+    /// What was done.
+    pub what: T,
+    /// What could not be written where others read, or put away. `show` and `log` have it all the same; the next exec that ends
+    /// writes HEAD again, and `gc` puts away.
+    pub warning: Option<OpsError>,
+}
+
 /// What every use case needs.
 #[derive(Debug)]
 pub struct Context {
@@ -51,6 +65,20 @@ fn row_of(store: &Store, record: &Record) -> Result<Option<Container>, OpsError>
         Err(StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. }) => Ok(None),
         Err(err) => Err(err.into()),
     }
+}
+
+/// What `work` on a container comes to; where it fails since the container was deleted meanwhile, and its layers with it,
+/// that is what is told.
+fn unless_removed<T>(
+    store: &Store,
+    key: ContainerKey,
+    work: impl FnOnce() -> Result<T, OpsError>,
+) -> Result<T, OpsError> {
+    work().map_err(|err| match store.container(key) {
+        Err(removed @ (StoreError::ContainerNotFound { .. } | StoreError::ContainerRemoved { .. })) => removed.into(),
+        // The first failure is the one to tell.
+        _ => err,
+    })
 }
 
 impl Context {

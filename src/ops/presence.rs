@@ -45,9 +45,12 @@ impl Presence {
 pub struct Absence(OwnedFd);
 
 impl Absence {
-    /// Looks at a container's supervisors.
-    pub fn of(record: &Record) -> Result<Absence, OpsError> {
-        Ok(Absence(open(record)?))
+    /// Looks at a container's supervisors; `None` if its state directory is gone.
+    pub fn of(record: &Record) -> Result<Option<Absence>, OpsError> {
+        match open(record) {
+            Err(OpsError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            opened => Ok(Some(Absence(opened?))),
+        }
     }
 
     /// Waits at most `patience` until no supervisor is left; whether that is so.

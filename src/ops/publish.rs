@@ -91,7 +91,8 @@ fn json_file(path: &Path) -> impl FnOnce(serde_json::Error) -> OpsError {
     move |source| OpsError::Json { path: path.to_owned(), source }
 }
 
-/// Writes down what an ended exec came to. An exec that changed nothing leaves no file: its row in the log is enough.
+/// Writes down what an ended exec came to. An exec that changed nothing leaves no file: its row in the log is enough. Where
+/// one thing can't be written, the others still are; the first failure is told.
 pub fn ended(
     store: &Store,
     container: &Container,
@@ -99,13 +100,20 @@ pub fn ended(
     extra: Option<&Path>,
 ) -> Result<(), OpsError> {
     let text = serde_json::to_string(document).map_err(json_file(Path::new("result")))?;
-    if let Some(path) = extra {
-        durable::deliver(path, text.as_bytes(), 0o644, true).map_err(file("write", path))?;
-    }
+    let delivered =
+        extra.map_or(Ok(()), |path| durable::deliver(path, text.as_bytes(), 0o644, true).map_err(file("write", path)));
     // The engine may be done with the bundle already.
     if !container.bundle.is_dir() {
-        return Ok(());
+        return delivered;
     }
+    let kept = keep_file(store, container, document, &text);
+    let short = document.shortened(text, MAX_ANNOTATION).map_err(json_file(Path::new("result")));
+    let told = short.and_then(|short| annotate(store, container, Some(&short)));
+    delivered.and(kept).and(told)
+}
+
+/// Puts the whole result into the bundle.
+fn keep_file(store: &Store, container: &Container, document: &ResultDocument, text: &str) -> Result<(), OpsError> {
     let kept = document.disposition.zip(document.end.as_ref()).is_none_or(|(what, end)| is_kept(what, end));
     if kept {
         let path = result_path(container, &document.exec);
@@ -118,8 +126,7 @@ pub fn ended(
             forget_old(store, container)?;
         }
     }
-    let short = document.shortened(text, MAX_ANNOTATION).map_err(json_file(Path::new("result")))?;
-    annotate(store, container, Some(&short))
+    Ok(())
 }
 
 /// Removes the results of execs that are no longer on record: a health check that fails leaves one each time.
@@ -169,7 +176,11 @@ pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Res
     }
     let path = dir.join(WRITTEN);
     let text = serde_json::to_vec(&ours).map_err(json_file(&path))?;
-    durable::replace_unsynced(&path, &text, 0o600).map_err(file("write", &path))?;
+    match durable::replace_unsynced(&path, &text, 0o600) {
+        // Gone since, or just going.
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(file("write", &path))?,
+    }
     into_config(&container.bundle, &ours)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, OpsError, publish, recover};
+use super::{Context, Done, OpsError, publish, recover};
 use crate::id::Revision;
 use crate::runtime::exec::cgroup::KILL_PATIENCE;
 use crate::runtime::members;
@@ -12,14 +12,14 @@ use crate::store::{Container, Rollback, Store, StoreError};
 const RESET_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Moves HEAD.
-pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Rollback, OpsError> {
+pub fn to(context: &Context, container: &str, revision: Revision) -> Result<Done<Rollback>, OpsError> {
     let (store, container) = context.container_to_free(container)?;
     let target = store.resolve(container.key, revision)?;
     move_head(&store, &container, || store.rollback(container.key, target))
 }
 
 /// Kills every exec of the container and goes back to generation 0: how many were killed.
-pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), OpsError> {
+pub fn reset(context: &Context, container: &str) -> Result<Done<(usize, Rollback)>, OpsError> {
     let (store, container) = context.container_to_free(container)?;
     let running = store.running(container.key)?;
     let begun = Instant::now();
@@ -38,19 +38,18 @@ pub fn reset(context: &Context, container: &str) -> Result<(usize, Rollback), Op
         left.retain(|exec| now.iter().any(|now| now.id == exec.id));
     }
     let killed = running.len() - left.len();
-    let moved = move_head(&store, &container, || store.reset(container.key, killed as u64))?;
-    Ok((killed, moved))
+    let Done { what, warning } = move_head(&store, &container, || store.reset(container.key, killed as u64))?;
+    Ok(Done { what: (killed, what), warning })
 }
 
 fn move_head(
     store: &Store,
     container: &Container,
     moving: impl FnOnce() -> Result<Rollback, StoreError>,
-) -> Result<Rollback, OpsError> {
-    let moved = {
+) -> Result<Done<Rollback>, OpsError> {
+    let what = {
         let _lock = store.commit_lock(container.key)?;
         moving()?
     };
-    publish::annotate(store, container, None)?;
-    Ok(moved)
+    Ok(Done { what, warning: publish::annotate(store, container, None).err() })
 }

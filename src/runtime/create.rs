@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::error::LibcontainerError;
 use libcontainer::syscall::syscall::SyscallType;
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 
 use super::cgroup::{self, CgroupDir, Hierarchy};
 use super::cgroup_mount::Parts;
+use super::claim::{BundleLock, Claim};
 use super::cow::{self, CowSource, MakeLayer};
 use super::devices;
 use super::error::{On, RuntimeError};
@@ -90,9 +91,7 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     let _early = cgroup::EarlyWait::begin();
     let bundle = fs::canonicalize(&request.bundle).on("resolve bundle", &request.bundle)?;
     // One create at a time in one bundle: each replaces its configuration.
-    let lock = rustix::fs::open(&bundle, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .on("open", &bundle)?;
-    rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("lock", &bundle)?;
+    let lock = BundleLock::lock(&bundle)?;
     // What a create or delete that was killed left of ours in the bundle.
     spec::restore(&bundle)?;
     let mut engine = Config::load(&bundle)?;
@@ -110,24 +109,51 @@ pub fn create(request: &CreateRequest, policy: &Policy, make_layer: &MakeLayer<'
     let paths = Outputs::resolve(request)?;
 
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).on("make directory", &root)?;
-    let dir = Record::dir_of(&root, id);
-    match fs::DirBuilder::new().mode(0o711).create(&dir) {
-        Ok(()) => {}
-        Err(err) if err.kind() == io::ErrorKind::AlreadyExists => return Err(RuntimeError::Exists),
-        Err(err) => return Err(err).on("make directory", &dir),
-    }
+    let mut place = Place::take(&root, id)?;
     let strictness = (policy.profile == Profile::Strict).then(|| Strictness::of(policy, &confinement));
     let carried = facts.carried();
     let judged = facts.judged;
     let bundle =
         Bundle { path: bundle, rootfs, engine, decisions, confinement, strictness, judged, carried, all, lock };
-    let made = build(request, id, &bundle, dir.clone(), &paths, make_layer);
+    let made = build(request, &mut place, &bundle, &paths, make_layer);
     if made.is_err() {
         // The failure is what is told. What cannot be removed now, `delete --force` finds by its directory.
-        let _ = fs::remove_dir_all(&dir);
+        let _ = place.give_back();
         let _ = spec::restore(&bundle.path);
     }
     made
+}
+
+/// The state directory of a container that is being made.
+struct Place {
+    id: ContainerId,
+    dir: PathBuf,
+    /// When the container was created, RFC 3339 with nanoseconds: by this its record is known.
+    created: String,
+    /// Held until its record says that this process is at work: a delete takes a directory without one for litter.
+    claim: Option<Claim>,
+}
+
+impl Place {
+    /// Makes the directory: the claim on the id.
+    fn take(root: &Path, id: &ContainerId) -> Result<Place, RuntimeError> {
+        let dir = Record::dir_of(root, id);
+        let claim = Some(Claim::make(&dir)?);
+        let created = chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true);
+        Ok(Place { id: id.clone(), dir, created, claim })
+    }
+
+    /// Removes it, unless a delete has, and the name may be another container's by now.
+    fn give_back(self) -> Result<(), RuntimeError> {
+        let Place { id, dir, created, claim } = self;
+        let recorded = claim.is_none();
+        let Some(claim) = claim.map_or_else(|| Claim::lock(&dir), |claim| Ok(Some(claim)))? else { return Ok(()) };
+        let root = dir.parent().unwrap_or(Path::new("/"));
+        if !recorded || Record::load(root, &id).is_ok_and(|record| record.created == created) {
+            fs::remove_dir_all(claim.path()).on("remove", claim.path())?;
+        }
+        Ok(())
+    }
 }
 
 /// A bundle that was looked at and found good, and is ours until the first process waits.
@@ -146,7 +172,7 @@ struct Bundle {
     carried: Vec<PathBuf>,
     /// The host's cgroup hierarchies.
     all: Vec<Hierarchy>,
-    lock: OwnedFd,
+    lock: BundleLock,
 }
 
 /// The files and sockets that `create` writes to, made absolute before the current directory changes.
@@ -221,9 +247,8 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
 
 fn build(
     request: &CreateRequest,
-    id: &ContainerId,
+    place: &mut Place,
     bundle: &Bundle,
-    dir: PathBuf,
     paths: &Outputs,
     make_layer: &MakeLayer<'_>,
 ) -> Result<Record, RuntimeError> {
@@ -231,7 +256,7 @@ fn build(
     let root = inroot::open_root(rootfs).on("open root filesystem", rootfs)?;
     let mut config = engine.clone();
     let context = normalise::Context {
-        id: id.as_str(),
+        id: place.id.as_str(),
         root: &root,
         bundle: &bundle.path,
         systemd_cgroup: request.systemd_cgroup,
@@ -254,27 +279,20 @@ fn build(
     if request.systemd_cgroup && systemd::is_for_us() {
         let given = config.cgroups_path().unwrap_or_default();
         let mount_point = all.first().map_or(Path::new("/sys/fs/cgroup"), |h| &h.mount_point);
-        let scope = systemd::Scope::start(given, id.as_str(), mount_point)?;
+        let scope = systemd::Scope::start(given, place.id.as_str(), mount_point)?;
         // libcontainer is given the scope's cgroup as any other: it would tell systemd less, and leave failed units.
         config.value_mut()["linux"]["cgroupsPath"] = scope.path.to_string_lossy().into();
         let dirs = cgroup::without_roots(cgroup::of_path(&scope.path, &all), &all);
         let made = Made { root, config, changed: true, all, cows, volumes, scope: Some(scope) };
-        let made = build_in(request, id, bundle, dir, paths, made, make_layer);
+        let made = build_in(request, place, bundle, paths, made, make_layer);
         if made.is_err() {
             // The failure is what is told. All processes have ended, and a scope without any ends by itself.
             let _ = dirs.iter().try_for_each(|dir| systemd::stop(&dir.path));
         }
         return made;
     }
-    build_in(
-        request,
-        id,
-        bundle,
-        dir,
-        paths,
-        Made { root, config, changed, all, cows, volumes, scope: None },
-        make_layer,
-    )
+    let made = Made { root, config, changed, all, cows, volumes, scope: None };
+    build_in(request, place, bundle, paths, made, make_layer)
 }
 
 /// What is ready before the container's record is.
@@ -291,9 +309,8 @@ struct Made {
 
 fn build_in(
     request: &CreateRequest,
-    id: &ContainerId,
+    place: &mut Place,
     bundle: &Bundle,
-    dir: PathBuf,
     paths: &Outputs,
     made: Made,
     make_layer: &MakeLayer<'_>,
@@ -309,18 +326,18 @@ fn build_in(
         cgroup::require_empty(&dirs)?;
     }
 
-    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &dir)?;
+    let (filter, program) = seccomp::prepare(engine, bundle.strictness.as_ref(), &place.dir)?;
     let (pid, start_time) = proc::this().during("read /proc/self/stat")?;
     let mut confinement = bundle.confinement.clone();
     // By now where they are in the root filesystem.
     confinement.copy_on_write = cows.iter().map(|cow| cow.at.clone()).collect();
     let mut record = Record {
         version: VERSION,
-        id: id.clone(),
+        id: place.id.clone(),
         oci_version: config.version().to_owned(),
         bundle: bundle.path.clone(),
         rootfs: rootfs.clone(),
-        created: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Nanos, true),
+        created: place.created.clone(),
         owner: rustix::process::geteuid().as_raw(),
         pid: 0,
         start_time: 0,
@@ -342,9 +359,11 @@ fn build_in(
         confinement,
         decisions: bundle.decisions.clone(),
         cows: cows.clone(),
-        dir,
+        dir: place.dir.clone(),
     };
     record.save()?;
+    // From here on who deletes it ends this process first.
+    place.claim = None;
     if changed {
         config.replace(&bundle.path)?;
     }
@@ -366,8 +385,16 @@ fn build_in(
             return Err(err);
         }
     }
-    publish(&mut record, paths).inspect_err(|_| discard(&record.cgroups))?;
-    Ok(record)
+    match publish(&mut record, paths) {
+        Ok(()) => Ok(record),
+        Err(err) => {
+            // By now it may have been deleted like any other.
+            if let Ok(Some(_claim)) = Claim::of(&record) {
+                discard(&record.cgroups);
+            }
+            Err(err)
+        }
+    }
 }
 
 /// `linux.personality` as the number that personality(2) takes.
@@ -459,31 +486,44 @@ fn launch(
         let captured = capture.lines().unwrap_or_default();
         RuntimeError::Start(super::create_text::explain(&err.to_string(), &captured, config))
     })?;
-    let placed = left.and_then(|()| cgroup::of_process(pid, all));
-    let cgroups = cgroup::without_roots(placed?, all);
-    if let Some(dir) = cgroups.iter().find(|dir| dir.controllers.split(',').any(|name| name == "devices")) {
-        devices::without_tun(&dir.path, &config.value()["linux"]["resources"]["devices"])?;
-    }
-    if !v1 && rustix::process::geteuid().is_root() {
-        // libcontainer as it is built here leaves devices alone on v2. Without root there is no right to do it, nor to
-        // make device nodes.
-        let rules = &config.value()["linux"]["resources"]["devices"];
-        cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
-    }
-    let memory = &config.value()["linux"]["resources"]["memory"];
-    if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
-        // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
-        let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
-        swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
-    }
-    own_loopback(pid, config)?;
-    // Before anything is repaired: repairs would be made on what the first process does not see.
-    if view::root_is_covered(pid)? {
-        return Err(RuntimeError::CoveredRoot);
-    }
-    fixups.apply(pid)?;
-    fixup::own_stdio(pid, config);
-    Ok((pid, cgroups))
+    let complete = || {
+        let placed = left.and_then(|()| cgroup::of_process(pid, all));
+        let cgroups = cgroup::without_roots(placed?, all);
+        if let Some(dir) = cgroups.iter().find(|dir| dir.controllers.split(',').any(|name| name == "devices")) {
+            devices::without_tun(&dir.path, &config.value()["linux"]["resources"]["devices"])?;
+        }
+        if !v1 && rustix::process::geteuid().is_root() {
+            // libcontainer as it is built here leaves devices alone on v2. Without root there is no right to do it, nor to
+            // make device nodes.
+            let rules = &config.value()["linux"]["resources"]["devices"];
+            cgroups.iter().try_for_each(|dir| devices::confine(&dir.path, rules))?;
+        }
+        let memory = &config.value()["linux"]["resources"]["memory"];
+        if !v1 && memory["limit"].as_i64().is_some_and(|limit| limit > 0 && memory["swap"].as_i64() == Some(limit)) {
+            // libcgroups takes the difference, 0, for a value that is not given: there would be any amount of swap.
+            let swap = cgroups.iter().map(|dir| dir.path.join("memory.swap.max")).filter(|file| file.exists());
+            swap.into_iter().try_for_each(|file| members::write(&file, "0").on("write", &file))?;
+        }
+        own_loopback(pid, config)?;
+        // Before anything is repaired: repairs would be made on what the first process does not see.
+        if view::root_is_covered(pid)? {
+            return Err(RuntimeError::CoveredRoot);
+        }
+        fixups.apply(pid)?;
+        fixup::own_stdio(pid, config);
+        Ok((pid, cgroups))
+    };
+    // What is asked of it fails one way or another once it is ending.
+    complete().map_err(|err| if is_ending(pid) { ended_early() } else { err })
+}
+
+/// Whether a first process that was set up is on its way out, or gone.
+fn is_ending(pid: i32) -> bool {
+    proc::stat(pid).is_ok_and(|stat| stat.is_none_or(|stat| stat.is_dead() || stat.exiting))
+}
+
+fn ended_early() -> RuntimeError {
+    RuntimeError::Start("the first process ended before it was started".to_owned())
 }
 
 /// Brings the loopback interface up where the network namespace is the container's own, as other runtimes do.
@@ -523,13 +563,12 @@ fn first_process(
 
 /// Makes the container known: record, pidfd, pid file.
 fn publish(record: &mut Record, paths: &Outputs) -> Result<(), RuntimeError> {
-    let gone = || RuntimeError::Start("the first process ended before it was started".to_owned());
-    let stat = proc::stat(record.pid).during("read /proc")?.filter(|s| !s.is_dead()).ok_or_else(gone)?;
+    let stat = proc::stat(record.pid).during("read /proc")?.filter(|s| !s.is_dead()).ok_or_else(ended_early)?;
     record.start_time = stat.start_time;
     record.creator = None;
     record.save()?;
     if let Some(path) = &paths.pidfd_socket {
-        let pidfd = record.init()?.ok_or_else(gone)?;
+        let pidfd = record.init()?.ok_or_else(ended_early)?;
         socket::connect(path)
             .and_then(|s| socket::send_fd(s.as_fd(), pidfd.as_fd(), record.pid.to_string().as_bytes()))
             .on("send pidfd to", path)?;

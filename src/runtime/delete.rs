@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::cgroup;
+use super::claim::{BundleLock, Claim};
 use super::error::{On, RuntimeError};
 use super::hooks;
 use super::members;
@@ -26,17 +27,47 @@ pub struct DeleteRequest {
     pub force: bool,
 }
 
-/// Deletes the container. A poststop hook that fails is returned as a warning: it stops nothing.
+/// Deletes the container. What fails without keeping it is returned as a warning: a poststop hook, or the bundle's
+/// configuration, which the next `create` there puts right.
 pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeError> {
-    let record = match Record::load(&request.root, &request.id) {
+    delete_seen(request, None)
+}
+
+/// The same for the container `seen`, and no other that has its id by now: then there is none to delete.
+pub fn delete_seen(request: &DeleteRequest, seen: Option<&Record>) -> Result<Option<RuntimeError>, RuntimeError> {
+    let Some(record) = end(request, seen)? else {
+        return if request.force { Ok(None) } else { Err(RuntimeError::NotFound) };
+    };
+    // Nobody is kept out meanwhile: it may take its time, and look at the container.
+    let hooks = hooks::run("poststop", record.hooks_of("poststop"), &record, Status::Stopped);
+    let restored = remove(&record)?;
+    Ok(hooks.and(restored).err())
+}
+
+/// Ends the container and removes its cgroups. `None` if there is no such container; what is left of a `create` that was
+/// killed at its very beginning is removed.
+fn end(request: &DeleteRequest, seen: Option<&Record>) -> Result<Option<Record>, RuntimeError> {
+    let Some(claim) = Claim::lock(&Record::dir_of(&request.root, &request.id))? else { return Ok(None) };
+    let mut record = match Record::load(&request.root, &request.id) {
         Ok(record) => record,
-        Err(RuntimeError::NotFound) => return delete_leftover(request).map(|()| None),
+        Err(RuntimeError::NotFound) => {
+            // A `create` that lives keeps us out until it has a record: nothing was started.
+            remove_dir(claim.path())?;
+            return Ok(None);
+        }
         Err(err) => return Err(err),
     };
+    if seen.is_some_and(|seen| !seen.is_same(&record)) {
+        return Ok(None);
+    }
     match record.status()? {
         Status::Stopped | Status::Created => {}
         status if !request.force => return Err(RuntimeError::NotStopped { id: record.id.to_string(), status }),
-        Status::Creating => stop_creator(&record)?,
+        Status::Creating => {
+            stop_creator(&record)?;
+            // It may have come to its end at last.
+            record = Record::load(&request.root, &request.id)?;
+        }
         Status::Running | Status::Paused => {}
     }
     if let Some(init) = record.init()? {
@@ -53,20 +84,27 @@ pub fn delete(request: &DeleteRequest) -> Result<Option<RuntimeError>, RuntimeEr
     }
     members::remove(&record.cgroups)?;
     remove_resctrl(&record);
-    let warning = hooks::run("poststop", record.hooks_of("poststop"), &record, Status::Stopped).err();
-    spec::restore(&record.bundle)?;
-    remove_dir(&record.dir)?;
-    Ok(warning)
+    Ok(Some(record))
 }
 
-/// A state directory without a record: a `create` that was killed at its very beginning. It started nothing.
-fn delete_leftover(request: &DeleteRequest) -> Result<(), RuntimeError> {
-    let dir = Record::dir_of(&request.root, &request.id);
-    if dir.is_dir() {
-        remove_dir(&dir)?;
-    }
-    if request.force { Ok(()) } else { Err(RuntimeError::NotFound) }
+/// Puts the engine's configuration back and removes the state directory, unless somebody else has done it meanwhile. What
+/// became of the configuration.
+fn remove(record: &Record) -> Result<Result<(), RuntimeError>, RuntimeError> {
+    // Before the claim, as in `create`.
+    let bundle = BundleLock::wait(&record.bundle, BUNDLE_WITHIN);
+    let Some((claim, _)) = Claim::of(record)? else { return Ok(Ok(())) };
+    let restored = match bundle {
+        Ok(Some(_lock)) => spec::restore(&record.bundle).map_err(RuntimeError::from),
+        // A `create` is at work there. It has put it back, or will, before it looks at it.
+        Ok(None) => Ok(()),
+        Err(err) => Err(err),
+    };
+    remove_dir(claim.path())?;
+    Ok(restored)
 }
+
+/// How long a `create` in the same bundle is waited for.
+const BUNDLE_WITHIN: Duration = Duration::from_secs(2);
 
 fn stop_creator(record: &Record) -> Result<(), RuntimeError> {
     let Some(creator) = record.creator else { return Ok(()) };

@@ -44,15 +44,17 @@ enum Oom {
 impl Events {
     /// Watches the container of `record`.
     pub fn watch(record: &Record, interval: Duration) -> Result<Events, RuntimeError> {
-        let init = record.init()?.ok_or_else(|| RuntimeError::IsNotRunning(record.id.to_string()))?;
+        let ended = || RuntimeError::IsNotRunning(record.id.to_string());
+        let init = record.init()?.ok_or_else(ended)?;
         let v1 = record.cgroups.iter().find(|d| d.has("memory"));
         let v2 = record.cgroups.iter().find(|d| d.is_v2() && d.path.join("memory.events").exists());
         let oom = match (v1, v2) {
-            (Some(dir), _) => Some(Oom::watch_v1(&dir.path)?),
-            (None, Some(dir)) => Some(Oom::watch_v2(&dir.path)?),
+            (Some(dir), _) => Oom::watch_v1(&dir.path).map(Some),
+            (None, Some(dir)) => Oom::watch_v2(&dir.path).map(Some),
             // Without a memory controller nothing is killed on its account.
-            (None, None) => None,
+            (None, None) => Ok(None),
         };
+        let oom = oom.map_err(|err| record.or_gone(err, ended()))?;
         Ok(Events { init: Some(init), oom, next_tick: Instant::now() + interval, interval })
     }
 

@@ -41,7 +41,7 @@ impl Slot {
         let exe = fs::metadata("/proc/self/exe").ok()?;
         let build = [exe.dev(), exe.ino(), exe.size(), exe.mtime() as u64, exe.mtime_nsec() as u64, exe.ctime() as u64];
         let made_of = serde_json::to_vec(&(build, compiler(), strictness, profile)).ok()?;
-        let name = Sha256::digest(made_of).iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = durable::hex(&Sha256::digest(made_of));
         Some(Slot { dir: root.join(DIRECTORY), name })
     }
 

@@ -33,6 +33,10 @@ pub struct KillRequest {
 pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
     let record = Record::load(&request.root, &request.id)?;
     if request.all {
+        if record.status()? == Status::Creating {
+            // Who makes it is in some of its cgroups meanwhile, and would be the one to get it.
+            return Err(RuntimeError::NotRunning);
+        }
         return cgroup::signal_all(&record.cgroups, request.signal);
     }
     let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
@@ -47,7 +51,10 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
             cgroup::signal_all(&record.cgroups, libc::SIGKILL)?;
         } else if cgroup::is_frozen(&record.cgroups) {
             // A frozen v1 process does not even die.
-            cgroup::freeze(&record.cgroups, false)?;
+            match cgroup::freeze(&record.cgroups, false) {
+                Err(_) if record.gone()?.is_some() => {}
+                thawed => thawed?,
+            }
         }
     }
     Ok(())
@@ -109,7 +116,9 @@ fn started(record: &Record, mut entry: Entry) -> Result<Option<ProcessId>, Runti
 pub fn pause(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeError> {
     let record = Record::load(root, id)?;
     match record.status()? {
-        Status::Running | Status::Created => cgroup::freeze(&record.cgroups, true),
+        Status::Running | Status::Created => {
+            cgroup::freeze(&record.cgroups, true).map_err(|err| record.or_gone(err, RuntimeError::NotRunning))
+        }
         Status::Creating | Status::Paused | Status::Stopped => Err(RuntimeError::NotRunning),
     }
 }
@@ -118,7 +127,9 @@ pub fn pause(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeErro
 pub fn resume(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeError> {
     let record = Record::load(root, id)?;
     match record.status()? {
-        Status::Paused => cgroup::freeze(&record.cgroups, false),
+        Status::Paused => {
+            cgroup::freeze(&record.cgroups, false).map_err(|err| record.or_gone(err, RuntimeError::NotPaused))
+        }
         _ => Err(RuntimeError::NotPaused),
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod cgroup;
 mod cgroup_mount;
+pub mod claim;
 mod copyup;
 pub mod cow;
 pub mod create;
@@ -38,12 +39,12 @@ pub mod update;
 mod volumes;
 
 pub use create::{CreateRequest, create};
-pub use delete::{DeleteRequest, delete};
+pub use delete::{DeleteRequest, delete, delete_seen};
 pub use error::RuntimeError;
 pub use kill::{KillRequest, kill, kill_exec, pause, resume};
 pub use run::{Ran, RunRequest, Steps, run};
 pub use start::{Started, start};
-pub use state::{Record, Status, pids};
+pub use state::{Gone, Record, Status, pids};
 
 /// The runtime's name, as it stands in messages.
 pub const NAME: &str = "agentsbx";

@@ -42,12 +42,15 @@ pub struct Ran {
     pub warnings: Vec<RuntimeError>,
 }
 
+/// A deletion, with what failed without stopping it.
+type Deleted<E> = Result<Option<RuntimeError>, E>;
+
 /// How a container is made and removed; the caller may do more than the runtime does.
 pub struct Steps<'a, E> {
     /// [`super::create()`], at least.
     pub create: &'a dyn Fn(&CreateRequest) -> Result<Record, E>,
-    /// [`super::delete()`], at least.
-    pub delete: &'a dyn Fn(&DeleteRequest) -> Result<Option<RuntimeError>, E>,
+    /// [`super::delete_seen()`], at least.
+    pub delete: &'a dyn Fn(&DeleteRequest, &Record) -> Deleted<E>,
 }
 
 /// Runs a container. In the foreground all signals of this process are blocked from here on.
@@ -74,7 +77,7 @@ pub fn run<E: From<RuntimeError>>(mut request: RunRequest, steps: &Steps<'_, E>)
     let outcome = attend(&request, &record, signals, console, &mut ran);
     if outcome.is_err() || !request.keep {
         let id = record.id.clone();
-        let gone = (steps.delete)(&DeleteRequest { root: request.create.root.clone(), id, force: true });
+        let gone = (steps.delete)(&DeleteRequest { root: request.create.root.clone(), id, force: true }, &record);
         match (&outcome, gone) {
             (Ok(_), Ok(warning)) => ran.warnings.extend(warning),
             (Ok(_), Err(err)) => return Err(err),
@@ -95,7 +98,8 @@ fn start_or_delete<E: From<RuntimeError>>(
         Ok(started) => Ok(started.warning),
         Err(err) => {
             // The first failure is the one to tell.
-            let _ = (steps.delete)(&DeleteRequest { root: root.to_owned(), id: record.id.clone(), force: true });
+            let request = DeleteRequest { root: root.to_owned(), id: record.id.clone(), force: true };
+            let _ = (steps.delete)(&request, record);
             Err(err.into())
         }
     }

@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::claim::Claim;
 use super::error::{On, RuntimeError};
 use super::hooks;
 use super::leaf;
@@ -33,13 +34,12 @@ pub struct Started {
 
 /// Starts the created container `id`.
 pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
-    let record = Record::load(root, id)?;
+    let record;
     let gate;
     {
-        // Two starts at once: one starts, the other finds it running.
-        let lock = rustix::fs::open(&record.dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .on("open", &record.dir)?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("lock", &record.dir)?;
+        // Two starts at once: one starts, the other finds it running. And nobody deletes it meanwhile.
+        let _claim = Claim::lock(&Record::dir_of(root, id))?.ok_or(RuntimeError::NotFound)?;
+        record = Record::load(root, id)?;
         match record.status()? {
             Status::Created => {}
             Status::Stopped => return Err(RuntimeError::StartStopped),
@@ -52,9 +52,14 @@ pub fn start(root: &Path, id: &ContainerId) -> Result<Started, RuntimeError> {
         gate = open_gate(&record.dir)?;
         let path = record.start_socket();
         match socket::tell(&path, b"start container") {
-            // Nobody listens any more: a start that was killed before it removed the socket has told it.
-            Err(err) if err.errno() == Some(libc::ECONNREFUSED) => return Err(RuntimeError::AlreadyStarted),
-            told => told.on("tell the first process to start at", &path)?,
+            // Nobody listens any more: it has ended, or a start that was killed before it removed the socket has told it.
+            Err(err) if err.errno() == Some(libc::ECONNREFUSED) => {
+                return Err(record.or_gone(RuntimeError::AlreadyStarted, RuntimeError::StartStopped));
+            }
+            told => {
+                let told = told.on("tell the first process to start at", &path);
+                told.map_err(|err| record.or_gone(err, RuntimeError::StartStopped))?
+            }
         }
         // Its absence is what says "started" from now on.
         std::fs::remove_file(&path).on("remove", &path)?;

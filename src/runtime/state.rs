@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -156,7 +157,55 @@ fn unknown() -> bool {
     true
 }
 
+/// What has become of a container that somebody was at work on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    /// It was deleted; its id may be another's by now.
+    Deleted,
+    /// Its first process has ended or is ending, or there is none yet.
+    Ended,
+}
+
+/// How long the threads of a first process that is ending may take.
+const ENDING: Duration = Duration::from_millis(200);
+
 impl Record {
+    /// Whether `other` is the same container, and not one that got its id later.
+    pub fn is_same(&self, other: &Record) -> bool {
+        (&self.id, &self.created, &self.bundle) == (&other.id, &other.created, &other.bundle)
+    }
+
+    /// Whether the container is gone, or has begun to go: then its files, cgroups and namespaces vanish one after another, and
+    /// whatever failed with one of them has this for its reason.
+    pub fn gone(&self) -> Result<Option<Gone>, RuntimeError> {
+        match Record::load(self.root(), &self.id) {
+            Ok(now) if now.is_same(self) => {}
+            Ok(_) | Err(RuntimeError::NotFound) => return Ok(Some(Gone::Deleted)),
+            Err(err) => return Err(err),
+        }
+        let until = Instant::now() + ENDING;
+        loop {
+            let stat = proc::stat(self.pid).during("read /proc")?.filter(|stat| stat.start_time == self.start_time);
+            match stat {
+                Some(stat) if stat.is_dead() || (stat.exiting && stat.threads <= 1) => return Ok(Some(Gone::Ended)),
+                // Its first thread alone, or one after the other.
+                Some(stat) if stat.exiting && Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+                Some(_) => return Ok(None),
+                None => return Ok(Some(Gone::Ended)),
+            }
+        }
+    }
+
+    /// What to tell of a failure: that there is no such container any more, or `ended` where its end is the reason.
+    pub fn or_gone(&self, err: RuntimeError, ended: RuntimeError) -> RuntimeError {
+        match self.gone() {
+            Ok(Some(Gone::Deleted)) => RuntimeError::NotFound,
+            Ok(Some(Gone::Ended)) => ended,
+            // The first failure is the one to tell.
+            Ok(None) | Err(_) => err,
+        }
+    }
+
     /// The directory of the state directories.
     pub fn root(&self) -> &Path {
         self.dir.parent().unwrap_or(Path::new("/"))

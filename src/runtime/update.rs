@@ -99,6 +99,10 @@ pub fn update(root: &Path, id: &ContainerId, resources: &Resources) -> Result<()
     if record.status()? == Status::Stopped {
         return Err(RuntimeError::NotRunning);
     }
+    apply(&record, resources).map_err(|err| record.or_gone(err, RuntimeError::NotRunning))
+}
+
+fn apply(record: &Record, resources: &Resources) -> Result<(), RuntimeError> {
     let v1 = record.cgroups.iter().any(|d| !d.is_v2());
     let plan = if v1 { plan_v1(resources, &record.cgroups)? } else { plan_v2(resources, &record.cgroups)? };
     carry_out(plan)?;

@@ -33,7 +33,7 @@ use super::moves::Moves;
 use super::newcomers::Newcomers;
 use super::oom;
 use super::options::Options;
-use super::process::{Phase, Process};
+use super::process::{Phase, Process, with_field};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
@@ -243,7 +243,9 @@ impl Container {
     }
 
     async fn open(&self, process: &Process) -> Result<Streams, ShimError> {
-        let identity = Identity { namespace: &self.shared.namespace, container: &self.id };
+        // As containerd's own shim does it: an exec's logger is told the exec's id.
+        let id = if process.id.is_empty() { &self.id } else { &process.id };
+        let identity = Identity { namespace: &self.shared.namespace, id };
         Streams::open(&process.stdio, self.owner, identity, &self.shared.reaper).await
     }
 
@@ -377,7 +379,9 @@ impl Container {
     /// is not started once that process has ended: until then containerd is told that the container runs.
     pub fn add_exec(&self, request: &ExecProcessRequest) -> Result<(), ShimError> {
         let id = record::check_exec_id(&request.exec_id)?;
-        let spec = with_terminal(request.spec.as_ref().map_or(&[], |any| &any.value), request.terminal);
+        // Clients leave the word out of the process.
+        let spec = request.spec.as_ref().map_or(&[][..], |any| &any.value);
+        let spec = with_field(spec, "terminal", request.terminal.into());
         let mut execs = self.execs();
         {
             let state = self.lock();
@@ -432,7 +436,7 @@ impl Container {
 
     async fn run_exec(&self, exec: &Process, nursery: &Nursery) -> Result<(u32, ExitReceiver), ShimError> {
         let (pid_file, result) = self.exec_files(&exec.id);
-        let spec = Memory::new(exec.spec())?;
+        let spec = Memory::new(&exec.spec())?;
         let mut streams = self.open(exec).await?;
         let started = self.runtime.exec(&spec, &pid_file, &result, streams.child()?).await;
         if let Err(err) = started {
@@ -764,19 +768,6 @@ fn never_ran(exec: &Process) -> Exit {
     let at = SystemTime::now();
     exec.ended(Exit { code: 255, at });
     Exit { code: 0, at }
-}
-
-/// An exec's process with a terminal or without, as the request has it: clients leave the word out of the process.
-fn with_terminal(process: &[u8], terminal: bool) -> Vec<u8> {
-    match serde_json::from_slice(process) {
-        Ok(serde_json::Value::Object(mut fields)) => {
-            fields.insert("terminal".to_owned(), terminal.into());
-            // What was read can be written.
-            serde_json::to_vec(&fields).unwrap_or_default()
-        }
-        // The runtime says what is wrong with it.
-        _ => process.to_vec(),
-    }
 }
 
 async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<(), ShimError> {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use containerd_shim_protos::types::task::Status;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::ShimError;
@@ -44,6 +45,8 @@ struct Inner {
     streams: Option<Arc<Streams>>,
     /// Whether the client has nothing more to type.
     stdin_closed: bool,
+    /// Columns and rows that were asked for while there was no terminal.
+    size: Option<(u16, u16)>,
 }
 
 /// What [`Process::now`] saw.
@@ -60,7 +63,7 @@ pub struct Now {
 impl Process {
     /// One that has not been started.
     pub fn new(id: &str, stdio: Stdio) -> Process {
-        let inner = Inner { phase: Phase::Created, pid: 0, streams: None, stdin_closed: false };
+        let inner = Inner { phase: Phase::Created, pid: 0, streams: None, stdin_closed: false, size: None };
         Process {
             id: id.to_owned(),
             stdio,
@@ -76,9 +79,12 @@ impl Process {
         Process { spec, ..self }
     }
 
-    /// An exec's process as JSON.
-    pub fn spec(&self) -> &[u8] {
-        &self.spec
+    /// An exec's process as JSON, with the size that its terminal is to have from the beginning.
+    pub fn spec(&self) -> Vec<u8> {
+        match self.lock().size {
+            Some((width, height)) => with_field(&self.spec, "consoleSize", json!({"width": width, "height": height})),
+            None => self.spec.clone(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -118,7 +124,24 @@ impl Process {
         if inner.stdin_closed {
             streams.close_stdin();
         }
+        if let Some((width, height)) = inner.size.take()
+            && let Err(err) = streams.resize(width, height)
+        {
+            // It runs, and can be asked for again.
+            tracing::warn!(process = self.id, %err, "a terminal has not the size that was asked for");
+        }
         inner.streams = Some(Arc::new(streams));
+    }
+
+    /// Sets its terminal's size, in characters: at its start, where it has not been started. Docker asks for it when it may not
+    /// be there yet. Without a terminal nothing is done.
+    pub fn resize(&self, width: u16, height: u16) -> Result<(), ShimError> {
+        let mut inner = self.lock();
+        if let Some(streams) = &inner.streams {
+            return streams.resize(width, height);
+        }
+        inner.size = Some((width, height));
+        Ok(())
     }
 
     /// The client has nothing more to type. It may say so while the process is being started: what it has typed is in the
@@ -157,5 +180,17 @@ impl Process {
     /// Takes its streams away.
     pub fn take_streams(&self) -> Option<Arc<Streams>> {
         self.lock().streams.take()
+    }
+}
+
+/// A process as JSON with one field as it is given. What is no process stays as it is: the runtime says what is wrong with it.
+pub fn with_field(process: &[u8], name: &str, value: Value) -> Vec<u8> {
+    match serde_json::from_slice(process) {
+        Ok(Value::Object(mut fields)) => {
+            fields.insert(name.to_owned(), value);
+            // What was read can be written.
+            serde_json::to_vec(&fields).unwrap_or_default()
+        }
+        _ => process.to_vec(),
     }
 }

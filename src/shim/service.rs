@@ -296,9 +296,8 @@ impl Task for Service {
 
     async fn resize_pty(&self, _: &TtrpcContext, request: api::ResizePtyRequest) -> ttrpc::Result<api::Empty> {
         let container = self.container(&request.id)?;
-        let streams = container.with_process(&request.exec_id, |process| process.streams())?;
-        let size = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
-        empty(streams.map_or(Ok(()), |streams| streams.resize(size(request.width), size(request.height))))
+        let [width, height] = [request.width, request.height].map(|n| u16::try_from(n).unwrap_or(u16::MAX));
+        empty(container.with_process(&request.exec_id, |process| process.resize(width, height)).flatten())
     }
 
     async fn close_io(&self, _: &TtrpcContext, request: api::CloseIORequest) -> ttrpc::Result<api::Empty> {

@@ -27,8 +27,7 @@ const BACKLOG: i32 = 128;
 /// The path of the socket for `group` in `dir`. It tells containerd's instance and namespace apart, and this shim from
 /// others, which would else be taken for ours when they serve a group of the same name.
 pub fn path(dir: &Path, address: &str, namespace: &str, group: &str) -> PathBuf {
-    let digest = Sha256::digest(format!("{address}/{namespace}/{group}/agentsbx"));
-    dir.join(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    dir.join(durable::hex(&Sha256::digest(format!("{address}/{namespace}/{group}/agentsbx"))))
 }
 
 /// The address of a socket as containerd takes it.

@@ -73,4 +73,19 @@ mod tests {
         assert_eq!(name(text, 1000).unwrap().as_deref(), Some("u"));
         assert_eq!(name(text, 9).unwrap(), None);
     }
+
+    /// A device of the image's was opened as the host's root, and a FIFO waited for somebody to write.
+    #[test]
+    fn only_a_file_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let path = |at: &std::path::Path| rustix::fs::open(at, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        for at in ["/dev/null".as_ref(), fifo.as_path(), dir.path()] {
+            assert_eq!(reopen(path(at)).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{}", at.display());
+        }
+        let file = dir.path().join("passwd");
+        crate::durable::replace_unsynced(&file, b"u:x:7:7::/u:\n", 0o600).unwrap();
+        assert_eq!(home(reopen(path(&file)).unwrap(), 7).unwrap().as_deref(), Some("/u"));
+    }
 }

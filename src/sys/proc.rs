@@ -13,11 +13,16 @@ use rustix::process::{Pid, PidfdFlags};
 use super::process::{Exit, reap_pidfd};
 use super::{Call, SysError, check};
 
+/// A flag of a thread that is ending (include/linux/sched.h).
+const PF_EXITING: u32 = 0x4;
+
 /// What `/proc/PID/stat` says that we use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// State letter: `R`, `S`, `D`, `T`, `Z` (ended, not yet reaped), `X` …
     pub state: char,
+    /// Field 9 has PF_EXITING (include/linux/sched.h): the first thread is ending, and may have let go of its namespaces.
+    pub exiting: bool,
     /// Field 20: threads that have not ended, the first one counted until it is reaped.
     pub threads: u32,
     /// Field 22: start time in clock ticks since boot.
@@ -51,10 +56,11 @@ fn parse_stat(bytes: &[u8]) -> Option<Stat> {
     let rest = std::str::from_utf8(&bytes[close + 1..]).ok()?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // `state` is field 3, so field 20 is the 17th after it, and field 22 the second after that.
-    let threads = fields.nth(16)?.parse().ok()?;
+    // `state` is field 3, so field 9 is the sixth after it, field 20 the eleventh after that, and field 22 the second.
+    let exiting = fields.nth(5)?.parse::<u32>().ok()? & PF_EXITING != 0;
+    let threads = fields.nth(10)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
-    Some(Stat { state, threads, start_time })
+    Some(Stat { state, exiting, threads, start_time })
 }
 
 /// True if `pid` is the process that started at `start_time`, and it has not ended.
@@ -221,10 +227,13 @@ mod tests {
     #[test]
     fn stat_counts_from_the_last_parenthesis() {
         let line = b"7 (a) S (b\n)) Z 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 0 0";
-        assert_eq!(parse_stat(line), Some(Stat { state: 'Z', threads: 1, start_time: 98765 }));
+        let mut want = Stat { state: 'Z', exiting: false, threads: 1, start_time: 98765 };
+        assert_eq!(parse_stat(line), Some(want));
+        want.exiting = true;
+        assert_eq!(parse_stat(b"7 (a) Z 1 7 7 0 -1 4228364 1 2 3 4 5 6 7 8 20 0 1 0 98765 0 0"), Some(want));
         for (state, threads, dead) in [('Z', 1, true), ('Z', 2, false), ('Z', 0, true), ('X', 2, true), ('S', 1, false)]
         {
-            assert_eq!(Stat { state, threads, start_time: 1 }.is_dead(), dead, "{state} {threads}");
+            assert_eq!(Stat { state, exiting: false, threads, start_time: 1 }.is_dead(), dead, "{state} {threads}");
         }
         for bad in [&b"7 (x"[..], b"7 (x) S 1", b""] {
             assert_eq!(parse_stat(bad), None);

@@ -17,6 +17,7 @@ use crate::diff::locate::{file_type, mtime, size};
 use crate::diff::path::PathBytes;
 use crate::diff::touch::{Touched, touches};
 use crate::diff::xattr::{Namespace, Reader, Xattrs};
+use crate::durable;
 
 /// The deepest nesting of a deleted directory that is recorded.
 const MAX_DEPTH: usize = 1024;
@@ -74,7 +75,8 @@ fn xattrs_of(dir: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> Option<String> {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     }
-    Some(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+    // Half of it tells apart what is on one path.
+    Some(durable::hex(&hash.finalize()[..16]))
 }
 
 impl HostNode {

@@ -4,93 +4,39 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::*;
-use crate::id::ExecId;
+use crate::ops::fixture::{Exec, Fixture};
 use crate::ops::recover;
-use crate::store::{Ending, ExecLock, NewContainer, NewExec, Outcome, now_ns};
-use crate::terms::LayerMode;
-
-struct Lab {
-    _dir: tempfile::TempDir,
-    store: Store,
-    container: Container,
-}
-
-struct Exec {
-    id: ExecId,
-    layer: LayerId,
-    base: Generation,
-    touched: Vec<Touched>,
-    lock: ExecLock,
-}
+use crate::store::Ending;
 
 fn chmod(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-impl Lab {
+impl Fixture {
     /// The container has a directory `/d`, of mode 0755.
-    fn new() -> Lab {
-        let dir = tempfile::tempdir().unwrap();
-        let rootfs = dir.path().join("rootfs");
-        std::fs::create_dir_all(rootfs.join("d")).unwrap();
-        chmod(&rootfs, 0o755);
-        chmod(&rootfs.join("d"), 0o755);
-        let store = Store::open(&dir.path().join("store")).unwrap();
-        let new = NewContainer {
-            id: "c".parse().unwrap(),
-            root: dir.path().join("run"),
-            bundle: dir.path().to_owned(),
-            rootfs,
-            created_ns: now_ns(),
-            told: serde_json::Map::new(),
-            cow_mounts: Vec::new(),
-        };
-        let container = store.container(store.add_container(&new).unwrap()).unwrap();
-        Lab { _dir: dir, store, container }
+    fn with_directory() -> Fixture {
+        Fixture::new(|rootfs| {
+            chmod(rootfs, 0o755);
+            std::fs::create_dir(rootfs.join("d")).unwrap();
+            chmod(&rootfs.join("d"), 0o755);
+        })
     }
 
     /// An exec in whose layer `/d` is a copy with this mode, and a file.
-    fn exec(&self, mode: u32, file: &str) -> Exec {
-        let (store, key) = (&self.store, self.container.key);
-        let staged = store.create_layer().unwrap();
-        let new = NewExec {
-            id: ExecId::new(),
-            engine_exec: None,
-            args: Vec::new(),
-            cwd: "/".into(),
-            uid: 0,
-            gid: 0,
-            mode: LayerMode::Commit,
-            layer: Some(staged.id()),
-            supervisor_pid: 1,
-            cgroups: Vec::new(),
-            started_ns: now_ns(),
-        };
-        let lock = ExecLock::create(store, &new.id).unwrap();
-        let base = store.begin_exec(key, &new).unwrap().base;
-        let (layer, d) = (staged.id(), staged.upper().join("d"));
-        staged.keep();
-        std::fs::create_dir(&d).unwrap();
-        std::fs::File::create(d.join(file)).unwrap();
-        chmod(&d, mode);
-        let upper = open_dir(&store.upper(&layer)).unwrap();
-        let lowers = stack::lowers_at(store, &self.container, base).unwrap();
-        let touched = diff::touched(&diff::seal(upper.as_fd(), lowers.view(), &diff::Options::default()).unwrap());
-        remember_touched(store, &layer, &touched);
-        Exec { id: new.id, layer, base, touched, lock }
-    }
-
-    fn finish(&self, exec: &Exec, ending: Ending) -> Result<(), StoreError> {
-        let (end, usage, summary, result, survivors) = (None, None, None, None, None);
-        let outcome = Outcome { ending, end, usage, summary, result, survivors, finished_ns: now_ns() };
-        self.store.finish_exec(self.container.key, &exec.id, &outcome).map(drop)
+    fn adding(&self, mode: u32, file: &str) -> Exec {
+        self.exec(|upper, _| {
+            let d = upper.join("d");
+            std::fs::create_dir(&d).unwrap();
+            std::fs::File::create(d.join(file)).unwrap();
+            chmod(&d, mode);
+        })
     }
 
     /// Gives `/d` another mode, as a generation on HEAD.
     fn commit_mode(&self, mode: u32, file: &str) {
-        let exec = self.exec(mode, file);
+        let exec = self.adding(mode, file);
         let info = CommitInfo::default();
-        self.finish(&exec, Ending::Commit { expected_head: exec.base, info }).unwrap();
+        drop(self.finish(&exec.id, Ending::Commit { expected_head: exec.begun.base, info }).unwrap());
     }
 
     fn onto_head(
@@ -99,7 +45,7 @@ impl Lab {
         attempt: impl FnMut(Generation) -> Result<Generation, StoreError>,
     ) -> Result<Generation, OpsError> {
         let (store, container) = (&self.store, &self.container);
-        onto_head(store, container, &exec.layer, exec.base, &exec.touched, false, attempt).map(Result::unwrap)
+        onto_head(store, container, &exec.layer, exec.begun.base, &exec.touched, false, attempt).map(Result::unwrap)
     }
 
     fn commit_held(&self, exec: &Exec, head: Generation) -> Result<Generation, StoreError> {
@@ -115,9 +61,9 @@ impl Lab {
 /// committed, or the commit failed, these were then taken for its own: the next try undid what others had changed.
 #[test]
 fn a_commit_that_is_made_again_undoes_nobodys_modes() {
-    let lab = Lab::new();
-    let held = lab.exec(0o755, "x");
-    lab.finish(&held, Ending::Hold).unwrap();
+    let lab = Fixture::with_directory();
+    let held = lab.adding(0o755, "x");
+    drop(lab.finish(&held.id, Ending::Hold).unwrap());
     lab.commit_mode(0o700, "one");
     // HEAD moves once more between the look at it and the commit, whose maker needs no lock.
     let mut moved = false;
@@ -135,9 +81,9 @@ fn a_commit_that_is_made_again_undoes_nobodys_modes() {
 /// The same where HEAD is back at what the layer is based on.
 #[test]
 fn a_failed_commit_leaves_nothing_of_a_head_that_is_left() {
-    let lab = Lab::new();
-    let held = lab.exec(0o755, "x");
-    lab.finish(&held, Ending::Hold).unwrap();
+    let lab = Fixture::with_directory();
+    let held = lab.adding(0o755, "x");
+    drop(lab.finish(&held.id, Ending::Hold).unwrap());
     lab.commit_mode(0o700, "one");
     let failed = lab.onto_head(&held, |head| match head {
         Generation(1) => Err(StoreError::NoLayer { exec: held.id }),
@@ -153,8 +99,8 @@ fn a_failed_commit_leaves_nothing_of_a_head_that_is_left() {
 /// A supervisor that is killed in the middle of its commit: what its layer took over is no change of the exec's.
 #[test]
 fn an_aborted_commit_changes_no_modes() {
-    let lab = Lab::new();
-    let exec = lab.exec(0o755, "x");
+    let lab = Fixture::with_directory();
+    let exec = lab.adding(0o755, "x");
     lab.commit_mode(0o700, "one");
     let failed = lab.onto_head(&exec, |head| match head {
         Generation(1) => Err(StoreError::NoLayer { exec: exec.id }),
@@ -164,7 +110,7 @@ fn an_aborted_commit_changes_no_modes() {
     drop(exec.lock);
     let repaired = recover::container(&lab.store, lab.container.key).unwrap();
     assert!(repaired.iter().any(|one| one.exec == exec.id.to_string() && one.held), "{repaired:?}");
-    let touched = touched_of(&lab.store, &lab.container, &exec.layer, exec.base).unwrap();
+    let touched = touched_of(&lab.store, &lab.container, &exec.layer, exec.begun.base).unwrap();
     assert_eq!(touched, exec.touched);
     assert_eq!(lab.mode_in(&exec.layer), 0o755);
 }
@@ -173,9 +119,9 @@ fn an_aborted_commit_changes_no_modes() {
 /// as failed, by an exec that is not there.
 #[test]
 fn a_result_whose_row_is_gone_is_not_missed() {
-    let lab = Lab::new();
-    let held = lab.exec(0o755, "x");
-    lab.finish(&held, Ending::Hold).unwrap();
+    let lab = Fixture::with_directory();
+    let held = lab.adding(0o755, "x");
+    drop(lab.finish(&held.id, Ending::Hold).unwrap());
     let (store, key) = (&lab.store, lab.container.key);
     store.delete_layer(store.discard_held(key, &held.id).unwrap()).unwrap();
     assert_eq!(store.trim(key, 0).unwrap(), 1);

@@ -109,9 +109,10 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
         Status::Paused if !request.ignore_paused => return Err(OpsError::ExecPaused),
         _ => {}
     }
-    let bundle = record.bundle.clone();
-    let mut process = process::build(&request.process, || own_process(&bundle))?;
-    settings::drop_inherited(&mut process, || own_process(&bundle))?;
+    // A bundle may go with its container.
+    let own = || own_process(&record.bundle).map_err(|err| supervisor::or_stopped(&record, err));
+    let mut process = process::build(&request.process, own)?;
+    settings::drop_inherited(&mut process, own)?;
     record.inherited.complete(&mut process);
     let decisions = record.confinement.harden(&mut process);
     let terminal = process.terminal().unwrap_or(false);

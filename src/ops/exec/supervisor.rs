@@ -23,8 +23,8 @@ use crate::runtime::exec::roster::Listed;
 use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{Birth, ExecError, Plan, Running, Stdio, abandon, spawn};
-use crate::runtime::seccomp;
-use crate::runtime::state::Record;
+use crate::runtime::state::{Gone, Record};
+use crate::runtime::{RuntimeError, seccomp};
 use crate::store::{
     Begun, CommitInfo, Container, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
@@ -57,11 +57,10 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
         described.argv = exact_arguments(&flags.args)?;
     }
     let record = &prepared.record;
-    let _presence = Presence::announce(record)?;
+    let _presence = Presence::announce(record).map_err(|err| or_stopped(record, err))?;
     let store = context.store()?;
-    let missing = || OpsError::NotInStore(record.id.to_string(), store.root().to_owned());
-    let container = row_of(&store, record)?.ok_or_else(missing)?;
-    recover::container(&store, container.key)?;
+    let container = row(&store, record).map_err(|err| or_stopped(record, err))?;
+    recover::container(&store, container.key).map_err(|err| or_stopped(record, err))?;
 
     let pidfd = record.init()?.ok_or(OpsError::ExecStopped)?;
     let cows = &record.confinement.copy_on_write;
@@ -73,7 +72,8 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     // From before its row is there until its result is written: who finds the row and not this, finds an exec that has ended.
     let listed = Listed::enter(record, id, prepared.engine_exec.clone(), cgroup.paths());
     let mut listed = listed.map_err(|err| or_stopped(record, err.into()))?;
-    let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup)?;
+    let exec = begin(&store, &container, &prepared, &described, Setup { id, mode, mounts }, &cgroup);
+    let exec = exec.map_err(|err| or_stopped(record, err))?;
     let launched = exec.limit_disk(record.confinement.layer_bytes).and_then(|disk| {
         let (running, terminal) = launch(&exec, &prepared, described, pidfd, cgroup)?;
         match listed.runs(running.pid) {
@@ -131,22 +131,42 @@ pub(super) fn run(context: &Context, prepared: Prepared, started: impl FnOnce())
     Ok(Done { code, warning })
 }
 
-/// How long a first process may take from letting go of its namespaces to its end.
-const ENDING: Duration = Duration::from_millis(200);
+/// How long who makes a container may take from its record to its row.
+const REGISTERED_WITHIN: Duration = Duration::from_secs(2);
+/// How long the first process may outlive an exec's that was killed with it.
+const KILLED_WITHIN: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// What went wrong, unless that was because the container ended meanwhile: engines know that by runc's words.
-fn or_stopped(record: &Record, err: OpsError) -> OpsError {
-    // The command itself can't be run: that is what there is to tell.
-    if matches!(err, OpsError::Exec(ExecError::Start(_))) {
-        return err;
-    }
-    let until = Instant::now() + ENDING;
+/// The container's row, which is there a moment after its record.
+fn row(store: &Store, record: &Record) -> Result<Container, OpsError> {
+    let until = Instant::now() + REGISTERED_WITHIN;
+    let mut now = record.clone();
     loop {
-        match record.init() {
-            Ok(None) => return OpsError::ExecStopped,
-            Ok(Some(_)) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            _ => return err,
+        if let Some(row) = row_of(store, &now)? {
+            return Ok(row);
         }
+        if now.store_key.is_some() || Instant::now() > until {
+            return Err(OpsError::NotInStore(record.id.to_string(), store.root().to_owned()));
+        }
+        std::thread::sleep(PAUSE);
+        now = Record::load(record.root(), &record.id)?;
+    }
+}
+
+/// What went wrong, unless that was because the container ended or was deleted meanwhile: engines know that by runc's words.
+pub(super) fn or_stopped(record: &Record, err: OpsError) -> OpsError {
+    let until = Instant::now() + KILLED_WITHIN;
+    let was_killed = matches!(err, OpsError::Exec(ExecError::Killed));
+    let mut gone = record.gone();
+    while was_killed && matches!(gone, Ok(None)) && Instant::now() < until {
+        std::thread::sleep(PAUSE);
+        gone = record.gone();
+    }
+    match gone {
+        Ok(Some(Gone::Deleted)) => RuntimeError::NotFound.into(),
+        Ok(Some(Gone::Ended)) => OpsError::ExecStopped,
+        // The first failure is the one to tell.
+        Ok(None) | Err(_) => err,
     }
 }
 

@@ -1,7 +1,6 @@
 //! Histories at random, and a crash at every step, held against a model that forgets nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -9,9 +8,8 @@ use super::*;
 use crate::durable::{self, fault};
 use crate::id::{ExecId, Generation, Revision};
 use crate::ops::commit::onto_head;
-use crate::ops::stack;
-use crate::store::{Begun, CommitInfo, Ending, ExecLock, Lower, NewContainer, NewExec, Outcome, Squash, now_ns};
-use crate::terms::LayerMode;
+use crate::ops::fixture::{self, Exec, Fixture};
+use crate::store::{Begun, CommitInfo, Ending, ExecLock, Lower, Squash};
 
 /// What a generation shows: the content of each file.
 type View = BTreeMap<String, String>;
@@ -60,22 +58,8 @@ struct Lab {
 
 impl Lab {
     fn new() -> Lab {
-        let dir = tempfile::tempdir().unwrap();
+        let Fixture { dir, store, container } = Fixture::new(|_| {});
         let root = dir.path().join("store");
-        let rootfs = dir.path().join("rootfs");
-        std::fs::create_dir(&rootfs).unwrap();
-        let store = Store::open(&root).unwrap();
-        let new = NewContainer {
-            id: "c".parse().unwrap(),
-            root: dir.path().join("run"),
-            bundle: dir.path().to_owned(),
-            rootfs,
-            created_ns: now_ns(),
-            told: serde_json::Map::new(),
-            cow_mounts: Vec::new(),
-        };
-        let key = store.add_container(&new).unwrap();
-        let container = store.container(key).unwrap();
         let (told, held, running) = (BTreeMap::new(), Vec::new(), Vec::new());
         Lab { _dir: dir, store, root, container, told, held, running, writes: 0 }
     }
@@ -94,33 +78,15 @@ impl Lab {
 
     /// An exec that has written something at random.
     fn exec(&mut self, dice: &mut Dice) -> Open {
-        let staged = self.store.create_layer().unwrap();
-        let new = NewExec {
-            id: ExecId::new(),
-            engine_exec: None,
-            args: Vec::new(),
-            cwd: "/".into(),
-            uid: 0,
-            gid: 0,
-            mode: LayerMode::Commit,
-            layer: Some(staged.id()),
-            supervisor_pid: 1,
-            cgroups: Vec::new(),
-            started_ns: now_ns(),
+        let mut view = View::new();
+        let write = |upper: &Path, begun: &Begun| {
+            view = self.view(begun.base);
+            for _ in 0..1 + dice.roll(3) {
+                self.write(dice, upper, &mut view);
+            }
         };
-        let lock = Some(ExecLock::create(&self.store, &new.id).unwrap());
-        let Begun { base, chain, .. } = self.store.begin_exec(self.key(), &new).unwrap();
-        let layer = staged.keep();
-        let mut view = self.view(base);
-        for _ in 0..1 + dice.roll(3) {
-            self.write(dice, &self.store.upper(&layer), &mut view);
-        }
-        let upper = open_dir(&self.store.upper(&layer)).unwrap();
-        let lowers = stack::lowers_at(&self.store, &self.container, base).unwrap();
-        let found = diff::seal(upper.as_fd(), lowers.view(), &diff::Options::default()).unwrap();
-        let touched = diff::touched(&found);
-        remember_touched(&self.store, &layer, &touched);
-        Open { exec: new.id, base, layer, view, touched, chain, lock }
+        let Exec { id, layer, begun, touched, lock } = fixture::exec(&self.store, &self.container, write);
+        Open { exec: id, base: begun.base, layer, view, touched, chain: begun.chain, lock: Some(lock) }
     }
 
     /// One change, as overlayfs would have it in `upper`.
@@ -185,16 +151,7 @@ impl Lab {
     }
 
     fn finish(&self, open: &Open, ending: Ending) -> Result<Option<Generation>, StoreError> {
-        let outcome = Outcome {
-            ending,
-            end: None,
-            usage: None,
-            summary: None,
-            result: None,
-            survivors: None,
-            finished_ns: now_ns(),
-        };
-        let finished = self.store.finish_exec(self.key(), &open.exec, &outcome)?;
+        let finished = fixture::finish(&self.store, self.key(), &open.exec, ending)?;
         delete(&self.store, finished.released).unwrap();
         Ok(finished.generation)
     }

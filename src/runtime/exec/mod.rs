@@ -64,6 +64,9 @@ pub enum ExecError {
         #[source]
         source: SysError,
     },
+    /// The process that makes the command was killed: by who ends the container, or for want of memory.
+    #[error("unable to start container process: its first process was killed")]
+    Killed,
     /// The child could not become the command; it says why.
     #[error("unable to start container process: {0}")]
     Start(String),
@@ -80,7 +83,7 @@ impl Classify for ExecError {
             ExecError::Cgroup(err) => err.kind(),
             ExecError::Rootfs(err) => err.kind(),
             ExecError::Sys { source, .. } => source.kind(),
-            ExecError::Start(_) => Kind::System,
+            ExecError::Start(_) | ExecError::Killed => Kind::System,
         }
     }
 }
@@ -218,7 +221,7 @@ fn second_pid(report: &OwnedFd, first: i32, channel: &OwnedFd) -> Result<i32, Ex
         return Ok(i32::from_ne_bytes(pid));
     }
     let text = read_all(channel);
-    Err(ExecError::Start(if text.is_empty() { "its first process was killed".to_owned() } else { text }))
+    Err(if text.is_empty() { ExecError::Killed } else { ExecError::Start(text) })
 }
 
 /// What the child says until it becomes the command: nothing, if all went well.

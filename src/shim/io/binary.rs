@@ -202,7 +202,7 @@ fn strings(
     let path = string(command.path.as_os_str().as_bytes())?;
     let arguments = command.args.iter().map(|argument| string(argument.as_bytes()));
     let argv = [Ok(path.clone())].into_iter().chain(arguments).collect::<Result<_, _>>()?;
-    let told = [("CONTAINER_ID", identity.container), ("CONTAINER_NAMESPACE", identity.namespace)];
+    let told = [("CONTAINER_ID", identity.id), ("CONTAINER_NAMESPACE", identity.namespace)];
     let is_told = |name: &OsStr| told.iter().any(|(known, _)| name == *known);
     let given = command.env.iter().filter(|(name, _)| !is_told(name)).map(|(n, v)| (n.as_os_str(), v.as_os_str()));
     let env = told.iter().map(|(n, v)| (OsStr::new(n), OsStr::new(v))).chain(given);

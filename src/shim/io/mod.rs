@@ -63,8 +63,8 @@ pub struct Owner {
 pub struct Identity<'a> {
     /// `CONTAINER_NAMESPACE`
     pub namespace: &'a str,
-    /// `CONTAINER_ID`
-    pub container: &'a str,
+    /// `CONTAINER_ID`: a container's id for its first process, an exec's for an exec.
+    pub id: &'a str,
 }
 
 /// What the runtime's command is started with. The process sees the end of its input, and the client that of the output,

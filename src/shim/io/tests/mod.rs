@@ -16,7 +16,7 @@ use rustix::fs::{CWD, FileType, Mode};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::sleep;
 
-const ID: Identity<'static> = Identity { namespace: "ns", container: "c" };
+const ID: Identity<'static> = Identity { namespace: "ns", id: "c" };
 const LONG: Duration = Duration::from_secs(20);
 
 /// Runs a test as the shim runs: one thread.
