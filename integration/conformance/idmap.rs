@@ -509,7 +509,11 @@ fn what_can_not_be_mapped_is_refused() {
         ),
         (&user, mapped(&dir, "/v", &["bind"], &ranges(&[(0, u32::MAX, 2)])), &["mount /v of", "0 4294967295 2"]),
         (&user, mapped(&dir, "/v", &["bind"], &ranges(&many)), &["mount /v of", "(500 in all)"]),
-        (&user, mapped(&dir, "/v", &["bind"], &malformed), &["invalid mounts[6] in config.json", "integer `-1`"]),
+        (
+            &user,
+            mapped(&dir, "/v", &["bind"], &malformed),
+            &["invalid mounts[6].uidMappings[0].hostID in config.json", "integer `-1`"],
+        ),
         (
             &user,
             json!({"destination": "/v", "type": "tmpfs", "source": "tmpfs", "options": ["idmap"]}),
