@@ -143,8 +143,13 @@ fn one_group_one_server() {
         let answer = ConnectResponse::parse_from_bytes(&answer).expect("decode");
         assert_eq!(answer.shim_pid, pid.unsigned_abs());
     }
-    let request = ShutdownRequest { id: "c0".into(), ..ShutdownRequest::default() };
-    ask(&client, "containerd.task.v2.Task", "Shutdown", request.write_to_bytes().expect("encode")).expect("an answer");
+    // Of sixteen that it was asked to wait for, each is given up.
+    for id in ids {
+        assert_eq!(lab.servers(), [pid], "it waits for {id}");
+        let request = ShutdownRequest { id, ..ShutdownRequest::default() };
+        ask(&client, "containerd.task.v2.Task", "Shutdown", request.write_to_bytes().expect("encode"))
+            .expect("an answer");
+    }
     within(Duration::from_secs(5), "the server ends", || lab.servers().is_empty());
     assert!(lab.left().is_empty(), "{:?}", lab.left());
 }

@@ -520,7 +520,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let newcomers = Newcomers::default();
-        newcomers.came();
+        newcomers.came("c");
         block_on(async {
             let listener = UnixListener::bind(&path).unwrap();
             let count = Arc::default();
@@ -543,7 +543,7 @@ mod tests {
             assert_eq!(tokio::io::AsyncReadExt::read(&mut looked, &mut [0; 4]).await.unwrap(), 0);
             drop(looked);
             assert!(newcomers.expected());
-            newcomers.came();
+            newcomers.came("c");
             assert!(!newcomers.expected());
         });
     }
@@ -576,7 +576,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let newcomers = Newcomers::default();
-        newcomers.came();
+        newcomers.came("c");
         block_on(async {
             let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
             listener.set_nonblocking(true).unwrap();
@@ -588,7 +588,7 @@ mod tests {
             let served = Served::of(&path).unwrap();
             let mut ending = std::pin::pin!(withdraw(served, &newcomers, &queue, &Ended));
             assert!(timeout(Duration::from_millis(500), &mut ending).await.is_err() && path.exists());
-            newcomers.came();
+            newcomers.came("c");
             timeout(Duration::from_secs(10), ending).await.unwrap();
             assert!(!path.exists());
         });

@@ -1,9 +1,10 @@
 //! Containers that are to come: `start` has told containerd of this server, which has not asked for the container yet.
 //!
 //! `start` looks by a connection on which it says nothing ([`super::socket`]); containerd says something on each of its own. So a
-//! connection that says nothing is a container that is to come, until one is asked for. A server that ended in between took
-//! containerd's next request with it.
+//! connection that says nothing is a container that is to come, until one is asked for, or containerd is done with it. A server
+//! that ended in between took containerd's next request with it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ struct State {
     silent: usize,
     /// Containers for which `start` has looked.
     promised: usize,
+    /// Those that were asked for and that containerd is not done with.
+    came: BTreeSet<String>,
     /// When the last connection was taken.
     last: Option<Instant>,
 }
@@ -27,7 +30,7 @@ struct State {
 impl Default for State {
     /// For the first container the server itself was started, without a look.
     fn default() -> State {
-        State { silent: 0, promised: 1, last: None }
+        State { silent: 0, promised: 1, came: BTreeSet::new(), last: None }
     }
 }
 
@@ -56,10 +59,19 @@ impl Newcomers {
         state.promised += 1;
     }
 
-    /// A container was asked for.
-    pub fn came(&self) {
+    /// The container `id` was asked for.
+    pub fn came(&self, id: &str) {
         let mut state = self.lock();
+        state.came.insert(id.to_owned());
         state.promised = state.promised.saturating_sub(1);
+    }
+
+    /// containerd is done with the container `id` (`Shutdown`), for which it may never have asked.
+    pub fn done(&self, id: &str) {
+        let mut state = self.lock();
+        if !state.came.remove(id) {
+            state.promised = state.promised.saturating_sub(1);
+        }
     }
 
     /// Whether one is to come. Who has not come for half a minute does not come.
@@ -82,7 +94,7 @@ mod tests {
         newcomers.connected();
         assert!(newcomers.expected(), "it may be a look");
         newcomers.spoke();
-        newcomers.came();
+        newcomers.came("c1");
         assert!(!newcomers.expected());
         // Two looks; in between containerd has come for one of them.
         newcomers.connected();
@@ -90,14 +102,22 @@ mod tests {
         newcomers.connected();
         newcomers.connected();
         newcomers.spoke();
-        newcomers.came();
+        newcomers.came("c2");
         assert!(newcomers.expected());
         newcomers.looked();
         assert!(newcomers.expected());
-        newcomers.came();
+        newcomers.came("c3");
         assert!(!newcomers.expected());
         // Who comes without a look leaves the next one's alone.
-        newcomers.came();
+        newcomers.came("c4");
+        newcomers.connected();
+        newcomers.looked();
+        assert!(newcomers.expected());
+        // containerd is done with one that came, and gives up the one that did not.
+        newcomers.done("c1");
+        assert!(newcomers.expected());
+        newcomers.done("other");
+        assert!(!newcomers.expected());
         newcomers.connected();
         newcomers.looked();
         assert!(newcomers.expected());

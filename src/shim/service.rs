@@ -104,7 +104,7 @@ impl Service {
     async fn make(&self, request: &api::CreateTaskRequest) -> Result<u32, ShimError> {
         let reserved = self.reserve(&request.id);
         // Not before: until then it is one that is to come.
-        self.0.shared.newcomers.came();
+        self.0.shared.newcomers.came(&request.id);
         let reserved = reserved?;
         let container = Container::create(&self.0.shared, request).await?;
         if reserved.take(container.clone()) {
@@ -334,7 +334,8 @@ impl Task for Service {
         Ok(api::ConnectResponse { shim_pid: std::process::id(), task_pid, version, ..Default::default() })
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, _: api::ShutdownRequest) -> ttrpc::Result<api::Empty> {
+    async fn shutdown(&self, _: &TtrpcContext, request: api::ShutdownRequest) -> ttrpc::Result<api::Empty> {
+        self.0.shared.newcomers.done(&request.id);
         let containers = self.lock_live();
         // The other containers of the pod go on.
         if containers.is_empty() {
