@@ -65,6 +65,16 @@ pub enum RuntimeError {
     /// A detached terminal that nobody would receive.
     #[error("cannot allocate tty if {} will detach without setting console socket", super::NAME)]
     ConsoleSocketMissing,
+    /// A terminal in the foreground whose caller has none. It begins as runc's text does.
+    #[error(
+        "open /dev/tty: {}: there is no terminal to pass on: run it on one, or set process.terminal to false in config.json \
+         (for an exec leave -t out), or give --detach and --console-socket",
+        crate::error::errno_text(source)
+    )]
+    NoTerminal {
+        /// Why the controlling terminal can't be opened.
+        source: std::io::Error,
+    },
     /// Processes that are not ours are in the cgroup that the container is to have.
     #[error("container's cgroup is not empty: {count} process(es) found in {path}")]
     CgroupNotEmpty {
@@ -207,6 +217,7 @@ impl Classify for RuntimeError {
             E::Policy(err) => err.kind(),
             E::ConsoleSocketUnused
             | E::ConsoleSocketMissing
+            | E::NoTerminal { .. }
             | E::Invalid { .. }
             | E::CoveredRoot
             | E::Volume { .. }
