@@ -506,7 +506,7 @@ fn what_can_not_be_mapped_is_refused() {
         (
             &user,
             bind(&env.dir.join("none"), "/v", &["bind", "idmap"]),
-            &["clone mount ", "none: no such file or directory"],
+            &["mounts[/v]: open source of a bind mount ", "none: no such file or directory"],
         ),
         (&elsewhere, mapped(&dir, "/v", &["bind"], &one), &["mount /v of", "no mount namespace of its own"]),
     ];

@@ -1,6 +1,8 @@
 //! Why a first process could not be set up, told in one line: libcontainer's outermost words, and where they say nothing,
 //! the cause that its child processes logged.
 
+use std::path::Path;
+
 use crate::error::beginning;
 use crate::spec::Config;
 
@@ -73,6 +75,15 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
             format!("error during container init: {cause}{rest}")
         }
     };
+    // It has no name of ours for a bind mount's source that is not there.
+    let unfound = |source: &Path| format!("failed to canonicalize {source:?}");
+    for mount in config.mounts().iter().filter(|mount| mount.is_bind()) {
+        if let Some(source) = mount.source.as_deref().filter(|source| full.contains(&unfound(source))) {
+            let (at, of) = (mount.destination.display(), source.display());
+            full = full.replacen(&unfound(source), &format!("mounts[{at}]: open source of a bind mount {of}"), 1);
+            break;
+        }
+    }
     if full.contains("failed to fork init process")
         && let Some(1) = config.value()["linux"]["resources"]["pids"]["limit"].as_i64()
     {

@@ -121,6 +121,17 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// The source of a bind mount.
+    #[error("mounts[{}]: open source of a bind mount {}: {source}", at.display(), of.display())]
+    Source {
+        /// Where it was to go, as written.
+        at: PathBuf,
+        /// What.
+        of: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
     /// A bind mount that is not left to libcontainer.
     #[error("mount {} of {}: {why}", at.display(), of.display())]
     Volume {
@@ -226,7 +237,9 @@ impl Classify for RuntimeError {
             E::Mounts(err) => err.kind(),
             E::CowLayer { .. } => Kind::System,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
-            E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
+            E::Record { source, .. } | E::Source { source, .. } | E::Io { source, .. } | E::System { source, .. } => {
+                Kind::of_io(source)
+            }
             E::Cgroup(err) => err.kind(),
             E::Systemd(err) => err.kind(),
             E::Unsupported(_) => Kind::Unsupported,

@@ -124,7 +124,11 @@ pub(super) fn clone_source(
     let source = &source_of(mount, bundle);
     let mut how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     how.set(OpenTreeFlags::AT_RECURSIVE, mount.has("rbind"));
-    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).on("clone mount", source)?;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).map_err(|err| RuntimeError::Source {
+        at: mount.destination.clone(),
+        of: source.clone(),
+        source: err.into(),
+    })?;
     if let Some(ids) = mount.ids(engine)? {
         map(&tree, &ids, namespaces).map_err(|err| {
             let hint = hint(&err, source, mount, &ids, namespaces);
