@@ -108,6 +108,11 @@ TOML
   pod_annotations = ["dev.agentsbx.*"]
   container_annotations = ["dev.agentsbx.*"]
 # No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
+#
+# For pods with hostUsers: false containerd must be told by this type that there are user namespaces; ConfigPath is then no
+# option (docs/containerd.md):
+#  runtime_type = "io.containerd.runc.v2"
+#  runtime_path = "$shim"
 TOML
     put "$share/runtimeclass.yaml" <<YAML
 # For Kubernetes, once containerd knows the runtime: pods choose it with runtimeClassName: agentsbx

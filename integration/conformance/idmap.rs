@@ -294,6 +294,43 @@ fn what_is_mounted_in_a_shared_volume_by_a_container() {
     assert_eq!(seen, [false, false, false, true].map(|host| ("1\n".to_owned(), host)));
 }
 
+/// The root of a user namespace who may mount could write where the host, or his engine, had mounted read-only, and see what the
+/// host had covered: such mounts were his own. Other volumes are locked by the kernel.
+#[test]
+fn mounts_of_the_host_are_locked_for_a_user_namespace() {
+    let env = Env::new();
+    let dir = volume(&env, "closed/volume");
+    fs::create_dir(dir.join("below")).expect("mkdir");
+    fs::write(dir.join("below/covered"), "covered\n").expect("write");
+    Cmd::new("mount").arg("--bind").args([&dir, &dir]).ok();
+    Cmd::new("mount").args(["-t", "tmpfs", "cover"]).arg(dir.join("below")).ok();
+    Cmd::new("mount").args(["-o", "remount,bind,ro,nosuid"]).arg(&dir).ok();
+    fs::set_permissions(env.dir.join("closed"), fs::Permissions::from_mode(0o700)).expect("chmod");
+    let writable = volume(&env, "writable");
+    fs::set_permissions(&writable, fs::Permissions::from_mode(0o777)).expect("chmod");
+    let script = "for at in /ids /far /ro /file; do for flags in rw suid rw,suid; do \
+        mount -o remount,bind,$flags $at 2>/dev/null && echo remounted $at; done; done; \
+        for at in /ids /far; do umount $at/below 2>/dev/null && echo unmounted; cat $at/below/covered 2>/dev/null; done; \
+        touch /ids/x /far/x /ro/x 2>/dev/null; mount -t tmpfs own /ids/below && echo mounted";
+    let out = Container::new(&env, Runtime::Ours, script, |bundle| {
+        with_user_namespace(bundle);
+        for set in ["bounding", "effective", "permitted"] {
+            let set = bundle.config["process"]["capabilities"][set].as_array_mut().expect("a set");
+            set.push("CAP_SYS_ADMIN".into());
+        }
+        add_mount(bundle, bind(&dir, "/ids", &["rbind", "rw", "ridmap"]));
+        add_mount(bundle, bind(&dir, "/far", &["rbind", "rw"]));
+        add_mount(bundle, bind(&writable, "/ro", &["bind", "ro", "nosuid", "idmap"]));
+        add_mount(bundle, bind(&dir.join("f0"), "/file", &["bind", "idmap"]));
+    })
+    .run();
+    let made = ["x", "below/x"].map(|name| dir.join(name).exists());
+    Cmd::new("umount").arg(dir.join("below")).ok();
+    Cmd::new("umount").arg(&dir).ok();
+    assert_eq!((out.stdout.as_str(), made), ("mounted\n", [false; 2]), "{out:?}");
+    assert!(!writable.join("x").exists());
+}
+
 /// A mount on `/dev` itself, and a root that is moved instead of pivoted into.
 #[test]
 fn a_dev_that_maps_ids() {
@@ -495,7 +532,11 @@ fn what_can_not_be_mapped_is_refused() {
                 "take idmap in the place of ridmap",
             ],
         ),
-        (&user, mapped(&dir, "/v", &["bind"], &malformed), &["invalid mounts[6] in config.json", "integer `-1`"]),
+        (
+            &user,
+            mapped(&dir, "/v", &["bind"], &malformed),
+            &["invalid mounts[6].uidMappings[0].hostID in config.json", "integer `-1`"],
+        ),
         (
             &user,
             json!({"destination": "/v", "type": "tmpfs", "source": "tmpfs", "options": ["idmap"]}),

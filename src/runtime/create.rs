@@ -485,7 +485,7 @@ fn launch(
             return RuntimeError::Start(told);
         }
         let captured = capture.lines().unwrap_or_default();
-        RuntimeError::Start(super::create_text::explain(&err.to_string(), &captured, config))
+        RuntimeError::Start(super::create_text::explain(&err.to_string(), &captured, &bundle.engine))
     })?;
     let complete = || {
         let placed = left.and_then(|()| cgroup::of_process(pid, all));

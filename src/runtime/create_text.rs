@@ -52,7 +52,7 @@ const ERRNOS: [(&str, i32); 16] = [
 /// Longest explanation, in bytes: callers read it from pipes that nobody may drain.
 const TEXT_MAX: usize = 4096;
 
-/// `raw` is the error as text, `captured` what was logged on the way, deepest cause first.
+/// `raw` is the error as text, `captured` what was logged on the way, deepest cause first; `config` is the engine's.
 pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
     let mut text = raw.split(". error during cleanup:").next().unwrap_or(raw);
     while let Some(rest) = WRAPPERS.iter().find_map(|w| text.strip_prefix(w)) {
@@ -72,7 +72,8 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
         Some(cause) => {
             let empty = text.is_empty() || EMPTY_WORDS.iter().any(|w| text.starts_with(w)) || text.contains("Broken");
             let rest = if empty || cause.contains(text) { String::new() } else { format!(": {text}") };
-            format!("error during container init: {cause}{rest}")
+            let cause = of_mount(cause, config);
+            format!("error during container init: {}{rest}", cause.as_deref().unwrap_or(captured[0].as_str()))
         }
     };
     // It has no name of ours for a bind mount's source that is not there.
@@ -95,6 +96,28 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
         full = format!("{full}: {errno}");
     }
     beginning(&full, TEXT_MAX)
+}
+
+/// What failed of a mount, in runc's words; none if `cause` is no such failure. libcontainer prints all that it knows of it.
+fn of_mount(cause: &str, config: &Config) -> Option<String> {
+    let rest = cause.strip_prefix("failed to mount Mount { destination: \"")?;
+    let (at, rest) = rest.split_once("\", typ: ")?;
+    let (_, why) = rest.split_once(" }: ")?;
+    let mounts = config.mounts();
+    let source =
+        mounts.iter().rfind(|mount| mount.destination == Path::new(at)).and_then(|mount| mount.source.as_ref());
+    let source = source.map_or(String::new(), |source| format!("{source:?} "));
+    let why = match why {
+        "create next directory component failed" if config.has_namespace("user") => {
+            "its mount point is missing, and the root of the container's user namespace can't make it: make it in the root \
+             filesystem, or give that to this root"
+        }
+        "create next directory component failed" => {
+            "its mount point is missing and can't be made in the root filesystem"
+        }
+        why => why,
+    };
+    Some(format!("error mounting {source}to rootfs at {at:?}: {why}"))
 }
 
 /// The words of our own executor, or a system call's error: nothing to add.
@@ -148,6 +171,28 @@ mod tests {
         ] {
             assert_eq!(explain(raw, &captured, &config), want);
         }
+        let mount = json!({"destination": "/m", "source": "/h"});
+        let user = Config::from_value(json!({"mounts": [mount], "linux": {"namespaces": [{"type": "user"}]}}));
+        let failed = |why: &str| {
+            let rest =
+                "typ: Some(\"tmpfs\"), source: None, options: Some([\"x\"]), uid_mappings: None, gid_mappings: None }";
+            explain("", &lines(&[&format!("failed to mount Mount {{ destination: \"/m\", {rest}: {why}")]), &user)
+        };
+        let told = failed("create next directory component failed");
+        let want = "error during container init: error mounting \"/h\" to rootfs at \"/m\": its mount point is missing, and the root of";
+        assert!(told.starts_with(want), "{told}");
+        assert!(
+            failed("EPERM").ends_with("\"/h\" to rootfs at \"/m\": EPERM: operation not permitted"),
+            "{}",
+            failed("EPERM")
+        );
+        let mounts = json!([{"destination": "/d", "source": "/none", "options": ["bind"]}]);
+        let bound = Config::from_value(json!({"mounts": mounts}));
+        let unfound = lines(&["failed to canonicalize \"/none\": ENOENT"]);
+        assert_eq!(
+            explain("failed to prepare rootfs", &unfound, &bound),
+            "error during container init: mounts[/d]: open source of a bind mount /none: ENOENT: no such file or directory"
+        );
         let one = Config::from_value(json!({"linux": {"resources": {"pids": {"limit": 1}}}}));
         let fork = lines(&["failed to fork init process: failed to clone process"]);
         assert!(explain("", &fork, &one).ends_with("pids.limit is 1, and it takes 2 processes to make a container"));

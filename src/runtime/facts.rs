@@ -110,7 +110,7 @@ impl Facts {
             let (fd, links) = open(&path).map_err(|err| RuntimeError::Source {
                 at: mount.destination.clone(),
                 of: path.clone(),
-                source: err.into(),
+                source: err,
             })?;
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
             let filesystem = magic(&fd).on("look at filesystem of", &path)?;

@@ -294,7 +294,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir_all(at("tree/real/deep")).unwrap();
-        std::fs::write(at("tree/file"), "").unwrap();
+        std::fs::File::create(at("tree/file")).unwrap();
         let outside = at("outside");
         std::fs::create_dir(&outside).unwrap();
         for (name, to) in [

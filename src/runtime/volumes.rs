@@ -16,7 +16,7 @@ use crate::spec::idmap::{IdMaps, IdSource, Mapping, MountIds};
 use crate::spec::{Config, Mount};
 use crate::sys::mountattr::{self, MountAttr};
 use crate::sys::userns::{self, IdRange};
-use crate::sys::{SysError, mountinfo, ns, proc};
+use crate::sys::{SysError, locked, mountinfo, ns, proc};
 
 /// What is mounted on the host.
 const MOUNTS: &str = "/proc/self/mountinfo";
@@ -139,14 +139,18 @@ pub(super) fn clone_source(
     if let Some(propagation) = of_the_hosts(engine) {
         mountattr::set(&tree, MountAttr { set: 0, propagation }, true).on("set propagation of", source)?;
     }
-    let (propagation, deep) = propagation(mount).unwrap_or((libc::MS_PRIVATE, true));
-    mountattr::set(&tree, MountAttr { set: 0, propagation }, deep).on("set propagation of", source)?;
+    let user = engine.has_namespace("user");
     for (flags, deep) in [(flags(mount, ""), false), (flags(mount, "r"), true)] {
-        if flags != Flags::default() {
+        // What the host has its mounts read-only for, say, holds for a user namespace too.
+        let clear = if user { flags.clear & ATIME } else { flags.clear };
+        if (flags.set, clear) != (0, 0) {
             let attr = MountAttr { set: flags.set, propagation: 0 };
-            mountattr::change(&tree, attr, flags.clear, deep).on("set flags of", source)?;
+            mountattr::change(&tree, attr, clear, deep).on("set flags of", source)?;
         }
     }
+    let tree = if user { locked::copy(tree.as_fd()).on("lock the mount of", source)? } else { tree };
+    let (propagation, deep) = propagation(mount).unwrap_or((libc::MS_PRIVATE, true));
+    mountattr::set(&tree, MountAttr { set: 0, propagation }, deep).on("set propagation of", source)?;
     Ok(tree)
 }
 

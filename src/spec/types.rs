@@ -34,13 +34,16 @@ fn fault(document: &Value) -> Option<String> {
     serde_json::from_value::<Spec>(document.clone()).err().map(|err| err.to_string())
 }
 
-/// The field without which there would be no fault, as deep as there is one: `linux.resources.pids`, `mounts[2].type`.
+/// The field without which there would be no fault, as deep as there is one: `linux.resources.pids`, `mounts[2].type`. Of several
+/// that are wrong the first.
 fn place(document: &Value) -> String {
+    let mut document = document.clone();
     let mut pointer = String::new();
     let mut name = String::new();
-    while let Some(Step { pointer: next, name: part }) = step(document, &pointer) {
-        pointer = next;
-        name.push_str(&part);
+    while let Some(step) = step(&document, &pointer).or_else(|| first_of(&document, &pointer)) {
+        pointer = step.pointer;
+        name.push_str(&step.name);
+        document = step.document.unwrap_or(document);
     }
     match name.trim_start_matches('.') {
         "" => "fields".to_owned(),
@@ -51,20 +54,70 @@ fn place(document: &Value) -> String {
 struct Step {
     pointer: String,
     name: String,
+    /// What to go on in, if not in the same document.
+    document: Option<Value>,
+}
+
+fn below(pointer: &str, token: &str) -> String {
+    format!("{pointer}/{}", token.replace('~', "~0").replace('/', "~1"))
 }
 
 fn step(document: &Value, pointer: &str) -> Option<Step> {
-    let below = |token: &str| format!("{pointer}/{}", token.replace('~', "~0").replace('/', "~1"));
+    let found = |pointer, name| Step { pointer, name, document: None };
     match document.pointer(pointer)? {
         Value::Object(map) => map.keys().find_map(|key| {
             let mut without = document.clone();
             without.pointer_mut(pointer)?.as_object_mut()?.shift_remove(key);
-            fault(&without).is_none().then(|| Step { pointer: below(key), name: format!(".{key}") })
+            fault(&without).is_none().then(|| found(below(pointer, key), format!(".{key}")))
         }),
         Value::Array(list) if list.len() <= LIST_MAX => (0..list.len()).find_map(|n| {
             let mut without = document.clone();
             without.pointer_mut(pointer)?.as_array_mut()?.remove(n);
-            fault(&without).is_none().then(|| Step { pointer: below(&n.to_string()), name: format!("[{n}]") })
+            fault(&without).is_none().then(|| found(below(pointer, &n.to_string()), format!("[{n}]")))
+        }),
+        _ => None,
+    }
+}
+
+/// Where several are wrong at `pointer`: the first one that is so by itself, in a document without the others.
+fn first_of(document: &Value, pointer: &str) -> Option<Step> {
+    match document.pointer(pointer)? {
+        Value::Object(map) => {
+            let with = |names: &[&str]| {
+                let mut document = document.clone();
+                let object = document.pointer_mut(pointer)?.as_object_mut()?;
+                object.retain(|name, _| names.contains(&name.as_str()));
+                Some(document)
+            };
+            let found = |key: &str, document| {
+                Some(Step { pointer: below(pointer, key), name: format!(".{key}"), document: Some(document) })
+            };
+            // Those that must be there.
+            let mut needed: Vec<&str> = Vec::new();
+            loop {
+                let document = with(&needed)?;
+                let Some(why) = fault(&document) else { break };
+                let missing = why.strip_prefix("missing field `").and_then(|why| why.strip_suffix('`'));
+                match missing.and_then(|name| map.get_key_value(name)) {
+                    Some((name, _)) if !needed.contains(&name.as_str()) => needed.push(name),
+                    _ => return found(needed.last()?, document),
+                }
+            }
+            map.keys().find_map(|key| {
+                let alone = with(&[&[key.as_str()], &needed[..]].concat())?;
+                fault(&alone)?;
+                found(key, alone)
+            })
+        }
+        Value::Array(list) if list.len() <= LIST_MAX => (0..list.len()).find_map(|n| {
+            let mut alone = document.clone();
+            *alone.pointer_mut(pointer)? = Value::Array(Vec::new());
+            if fault(&alone).is_some() {
+                return None;
+            }
+            *alone.pointer_mut(pointer)? = Value::Array(vec![list[n].clone()]);
+            fault(&alone)?;
+            Some(Step { pointer: below(pointer, "0"), name: format!("[{n}]"), document: Some(alone) })
         }),
         _ => None,
     }
@@ -89,6 +142,25 @@ mod tests {
         Config::from_value(document()).check_types().unwrap();
     }
 
+    /// Of two that were wrong, as mappings of users and groups mostly are, none was told.
+    #[test]
+    fn the_first_of_several_fields_is_told() {
+        let map = |host: i64| json!([{"containerID": 0, "hostID": 1, "size": 1}, {"containerID": 1, "hostID": host, "size": 1}]);
+        let mount = json!({"destination": "/y", "uidMappings": map(1), "gidMappings": map(-1), "options": "bind"});
+        let other = json!({"destination": "/z", "options": "bind"});
+        for (pointer, value, field) in [
+            ("/linux", json!({"uidMappings": map(-1), "gidMappings": map(-1)}), "linux.uidMappings[1].hostID"),
+            ("/mounts/1", mount, "mounts[1].gidMappings[1].hostID"),
+            ("/mounts", json!([{"destination": "/proc"}, other.clone(), other]), "mounts[1].options"),
+            ("/process/user", json!({"uid": "0", "gid": "0"}), "process.user"),
+        ] {
+            let mut document = document();
+            *document.pointer_mut(pointer).unwrap() = value;
+            let err = Config::from_value(document).check_types().unwrap_err().to_string();
+            assert!(err.starts_with(&format!("invalid {field} in config.json: ")), "{pointer}: {err}");
+        }
+    }
+
     #[test]
     fn the_field_is_told() {
         for (pointer, value, field) in [
@@ -99,7 +171,7 @@ mod tests {
             ("/linux/resources/pids/limit", json!("x"), "linux.resources.pids.limit"),
             ("/linux/maskedPaths", json!("/proc/kcore"), "linux.maskedPaths"),
             ("/linux/sysctl", json!({"a/b": "1", "net.x": 1}), "linux.sysctl.net.x"),
-            ("/linux/namespaces", json!([{"type": "pid"}, {"type": "Network"}]), "linux.namespaces[1]"),
+            ("/linux/namespaces", json!([{"type": "pid"}, {"type": "Network"}]), "linux.namespaces[1].type"),
             ("/process/noNewPrivileges", json!("false"), "process.noNewPrivileges"),
             ("/process/capabilities/bounding", json!("CAP_SYS_ADMIN"), "process.capabilities.bounding"),
         ] {

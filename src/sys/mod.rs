@@ -10,6 +10,7 @@ pub mod fsmount;
 pub mod image;
 pub mod inside;
 pub mod landlock;
+pub mod locked;
 pub mod loopback;
 pub mod loopdev;
 pub mod mapped;
