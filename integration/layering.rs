@@ -53,7 +53,7 @@ const MAP: &[(&str, &[&str])] = &[
         &["ops", "runtime", "store", "diff", "report", "spec", "sys", "config", "telemetry", "terms", "id", "error"],
     ),
     // Threaded, so it runs the program and never clones.
-    ("shim", &["ops", "report", "sys", "durable", "config", "telemetry", "terms", "id", "error"]),
+    ("shim", &["ops", "report", "spec", "sys", "durable", "config", "telemetry", "terms", "id", "error"]),
 ];
 
 /// Every `.rs` file below `dir`, in order.

@@ -7,11 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Classify, Kind};
 
+/// The longest container id, in bytes.
+const ID_MAX: usize = 1024;
+
 /// What is wrong with an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// runc's own text for a container id that it refuses.
-    #[error("invalid container ID format")]
+    /// A container id that runc refuses too; it begins with its text.
+    #[error("invalid container ID format: 1 to {ID_MAX} letters, digits, _ + - and . (but not . or .. alone)")]
     Container,
     /// Neither a ULID nor an engine's name for an exec.
     #[error("invalid exec id {0:?}: expected a ULID such as 01JDVW3K6Q8ZJ4M2T9X5R7C1AB")]
@@ -46,7 +49,7 @@ impl FromStr for ContainerId {
     type Err = IdError;
     fn from_str(s: &str) -> Result<Self, IdError> {
         let fits = !s.is_empty()
-            && s.len() <= 1024
+            && s.len() <= ID_MAX
             && s != "."
             && s != ".."
             && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"_+-.".contains(&b));

@@ -301,11 +301,27 @@ fn a_time_limit_holds_while_nobody_reads_the_terminal() {
     let env = Env::new();
     let bundle = Bundle::running(&env);
     let exec = env.cmd(["exec", "-t", "--timeout", "1", &bundle.id, "yes"]);
-    let out = exec.in_shell("{ \"$@\" </dev/null; echo $? >\"$CODE\"; } | { sleep 15; cat \"$CODE\"; }");
-    let out = out.env("CODE", env.dir.join("code")).limit(Duration::from_secs(60));
+    let out = exec.in_shell("{ \"$@\" </dev/null 2>&1; echo $? >\"$CODE\"; } | { sleep 15; cat \"$CODE\"; }");
+    let out = out.on_terminal().env("CODE", env.dir.join("code")).limit(Duration::from_secs(60));
     assert_eq!(out.run().ok().trim(), "124");
     let script = "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i + 1)); done";
     let exec = env.cmd(["exec", "-t", &bundle.id, "sh", "-c", script]);
-    let numbers = exec.in_shell("\"$@\" </dev/null | { sleep 1; tr -d '\\r'; }").run().ok();
+    let numbers = exec.in_shell("\"$@\" </dev/null | { sleep 1; tr -d '\\r'; }").on_terminal().run().ok();
     assert!(numbers.lines().map(str::parse).eq((0..20000).map(Ok::<i32, std::num::ParseIntError>)));
+}
+
+/// With a terminal to pass on and none at hand an exec waited for input for ever. The controlling one is enough, as under runc.
+#[test]
+fn a_terminal_is_passed_on_or_refused() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let exec = env.cmd(["exec", "-t", &bundle.id, "sh"]).in_shell("exec setsid --wait \"$@\"");
+    let out = exec.limit(Duration::from_secs(20)).run().expect(255);
+    let (tty, remedy) = ("open /dev/tty: no such device or address: ", "leave -t out");
+    assert!(out.stderr.contains(tty) && out.stderr.contains(remedy), "{}", out.stderr);
+    assert!(!env.cmd(["log", &bundle.id]).run().ok().contains("e1"), "no exec was made");
+    // The size comes when the command runs already.
+    let exec = env.cmd(["exec", "-t", &bundle.id, "sh", "-c", "until stty size 2>/dev/null; do :; done; tty"]);
+    let line = "stty rows 33 cols 77; \"$@\" </dev/null 2>&1 | cat";
+    assert_eq!(exec.in_shell(line).on_terminal().run().ok().replace('\r', ""), "33 77\n/dev/pts/0");
 }

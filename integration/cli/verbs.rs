@@ -434,6 +434,21 @@ fn git_takes_the_patch() {
     assert!(std::fs::read_to_string(before.join("etc/passwd")).expect("read").contains("x:x:9:9::/:"));
 }
 
+/// An owner that differs is told as the container sees it, before and after.
+#[test]
+fn a_patch_tells_owners_as_the_container_sees_them() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    crate::conformance::lab::with_user_namespace(&mut bundle);
+    bundle.start();
+    bundle.sh("chown 1:2 /etc/passwd; touch -d '2001-09-09 01:46:40' /etc/group").expect(0);
+    let patch = env.run(["diff", &bundle.id, "--patch", "/etc/passwd"]).expect(0).stdout;
+    assert_eq!(patch, "Metadata of /etc/passwd changed: owner 0:0 -> 1:2\n");
+    let patch = env.run(["diff", &bundle.id, "--patch", "/etc/group"]).expect(0).stdout;
+    let times = "mtime 1970-01-01T00:00:00Z -> 2001-09-09T01:46:40Z";
+    assert_eq!(patch, format!("Metadata of /etc/group changed: {times}\n"));
+}
+
 /// git's form has two modes of files, 0644 and 0755: every other, above all a set-user-ID program, has a line of its own.
 #[test]
 fn a_patch_tells_every_mode() {
@@ -590,4 +605,42 @@ fn wall_time_is_that_of_the_command() {
         let usage = bundle.show()["usage"].clone();
         assert!(usage["wallNs"].as_u64() > Some(100_000), "a process can't end sooner: {usage}");
     }
+}
+
+/// A missing argument was told by clap's name for it alone.
+#[test]
+fn a_missing_argument_is_told_with_what_can_be_given() {
+    let env = Env::new();
+    for (args, what, usage, hint) in [
+        (&["discard", "c1"][..], "<EXEC>", "agentsbx discard <CONTAINER> <EXEC>", "`agentsbx log c1` shows the execs"),
+        (&["commit", "c1"], "<EXEC>", "agentsbx commit", "`agentsbx log c1` shows the execs"),
+        (&["rollback", "c1"], "<GENERATION>", "<CONTAINER> <GENERATION>", "`agentsbx log c1` shows the generations"),
+        (&["rollback"], "<CONTAINER> <GENERATION>", "<CONTAINER> <GENERATION>", "`agentsbx list` shows the containers"),
+    ] {
+        let said = env.cmd(args).run().expect(1).stderr;
+        let begin = format!("msg=\"the following required arguments were not provided: {what}: usage: agentsbx ");
+        assert!(said.contains(&begin) && said.contains(usage) && said.contains(hint), "{args:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+/// What is not there is told with the place where it was looked for, and what can be given.
+#[test]
+fn what_is_not_there_is_told_with_its_place() {
+    let env = Env::new();
+    let empty = env.dir.join("empty");
+    std::fs::create_dir(&empty).expect("mkdir");
+    let said = env.cmd(["run", "--bundle"]).arg(&empty).arg("c1").run().expect(1).stderr;
+    let want = format!("JSON specification file config.json not found in {}: name", empty.display());
+    assert!(said.contains(&want), "{said}");
+    let mut bundle = Bundle::new(&env, ["true"]);
+    crate::conformance::lab::add_mount(
+        &mut bundle,
+        serde_json::json!({"destination": "/data", "source": "/no-such", "options": ["bind"]}),
+    );
+    let said = bundle.run().expect(1).stderr;
+    let want = "mounts[/data]: open source of a bind mount /no-such: no such file or directory";
+    assert!(said.contains(want), "{said}");
+    let said = env.cmd(["run", "--bundle"]).arg(&empty).arg("a/b").run().expect(1).stderr;
+    assert!(said.contains("invalid container ID format: 1 to 1024 letters, digits, _ + - and ."), "{said}");
 }

@@ -475,6 +475,13 @@ fn what_can_not_be_mapped_is_refused() {
     };
     let overlap = ranges(&[(0, 100_000, 10), (5, 300_000, 10)]);
     let many: Vec<(u32, u32, u32)> = (0..500).map(|n| (n, 100_000 + n, 1)).collect();
+    let long: Vec<(u32, u32, u32)> = (0..340).map(|n| (n, 4_000_000_000 + n, 1)).collect();
+    let bare = |bundle: &mut Bundle<'_>| {
+        with_user_namespace(bundle);
+        for name in ["uidMappings", "gidMappings"] {
+            bundle.config["linux"].as_object_mut().expect("linux").remove(name);
+        }
+    };
     let malformed = json!([{"containerID": 0, "hostID": -1, "size": 1}]);
     let already = env.dir.join("already");
     fs::create_dir(&already).expect("mkdir");
@@ -492,7 +499,7 @@ fn what_can_not_be_mapped_is_refused() {
         format!("lowerdir={},upperdir={},workdir={}", parts[0].display(), parts[1].display(), parts[2].display());
     Cmd::new("mount").args(["-t", "overlay", "over", "-o", &text]).arg(&parts[3]).ok();
     type Change<'c> = &'c dyn Fn(&mut Bundle<'_>);
-    let cases: [(Change<'_>, Value, &[&str]); 14] = [
+    let cases: [(Change<'_>, Value, &[&str]); 17] = [
         (&user, half("uidMappings"), &["mounts[/v]", "no gidMappings: both are needed"]),
         (&user, half("gidMappings"), &["mounts[/v]", "no uidMappings: both are needed"]),
         (&plain, bind(&dir, "/v", &["bind", "idmap"]), &["mounts[/v]", "or the container a user namespace"]),
@@ -500,15 +507,31 @@ fn what_can_not_be_mapped_is_refused() {
         (
             &user,
             mapped(&dir, "/v", &["bind"], &overlap),
-            &["mount /v of", "0 100000 10, 5 300000 10", "no two may overlap"],
+            &["invalid mounts[/v]", "uidMappings: ranges (0 100000 10) and (5 300000 10) overlap in containerID"],
         ),
         (
             &user,
             mapped(&dir, "/v", &["bind"], &ranges(&[(0, 100_000, 0)])),
-            &["mount /v of", "0 100000 0", "none empty"],
+            &["invalid mounts[/v]", "range (0 100000 0) is empty"],
         ),
-        (&user, mapped(&dir, "/v", &["bind"], &ranges(&[(0, u32::MAX, 2)])), &["mount /v of", "0 4294967295 2"]),
-        (&user, mapped(&dir, "/v", &["bind"], &ranges(&many)), &["mount /v of", "(500 in all)"]),
+        (
+            &user,
+            mapped(&dir, "/v", &["bind"], &ranges(&[(0, u32::MAX, 2)])),
+            &["mounts[/v]", "range (0 4294967295 2) goes past"],
+        ),
+        (&user, mapped(&dir, "/v", &["bind"], &ranges(&many)), &["mounts[/v]", "500 ranges: at most 340"]),
+        (&user, mapped(&dir, "/v", &["bind"], &ranges(&long)), &["mount /v of", "(340 in all)", "shorter than a page"]),
+        (&bare, bind(&dir, "/v", &["bind", "idmap"]), &["invalid linux.uidMappings", "missing"]),
+        (
+            &user,
+            bind(&over, "/v", &["rbind", "ridmap"]),
+            &[
+                "mount /v of",
+                "(overlay) that is mounted below, on ",
+                "/over/m, can't",
+                "take idmap in the place of ridmap",
+            ],
+        ),
         (
             &user,
             mapped(&dir, "/v", &["bind"], &malformed),
@@ -524,7 +547,7 @@ fn what_can_not_be_mapped_is_refused() {
         (
             &user,
             bind(&env.dir.join("none"), "/v", &["bind", "idmap"]),
-            &["clone mount ", "none: no such file or directory"],
+            &["mounts[/v]: open source of a bind mount ", "none: no such file or directory"],
         ),
         (&elsewhere, mapped(&dir, "/v", &["bind"], &one), &["mount /v of", "no mount namespace of its own"]),
     ];

@@ -261,3 +261,19 @@ fn a_pid_that_was_given_again_is_left_alone() {
     innocent.kill().expect("kill");
     innocent.wait().expect("wait");
 }
+
+/// A `run` with a terminal to pass on, and none at hand, waited for input for ever: runc fails, and makes nothing.
+#[test]
+fn a_run_on_no_terminal_is_refused() {
+    let env = Env::new();
+    for runtime in BOTH {
+        let container = Container::new(&env, runtime, "exec cat", |bundle| {
+            bundle.config["process"]["terminal"] = true.into();
+        });
+        let run = container.cmd(["run", "--bundle"]).arg(&container.bundle.dir).arg(&container.bundle.id);
+        let run = run.in_shell("exec setsid --wait \"$@\"").limit(Duration::from_secs(20)).run().expect(1);
+        assert!(run.stderr.contains("open /dev/tty: no such device or address"), "{runtime:?}: {}", run.stderr);
+        assert_eq!(run.stderr.contains("set process.terminal to false"), runtime == Runtime::Ours, "{}", run.stderr);
+        assert_eq!(container.verb("state").code, 1, "{runtime:?}: nothing is left");
+    }
+}

@@ -407,8 +407,30 @@ fn a_user_namespace_of_several_ranges() {
     let container = Container::new(&env, Runtime::Ours, "true", |bundle| with(5, bundle));
     let refused = container.run();
     assert_ne!(refused.code, 0);
-    let why = "linux.gidMappings: the kernel refuses the ranges (0 100000 10, 5 300000 65526): invalid argument";
+    let why =
+        "invalid linux.gidMappings in config.json: ranges (0 100000 10) and (5 300000 65526) overlap in containerID";
     assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    // What only the kernel refuses: more than a page of text. Both are told, as two.
+    let long: Vec<_> =
+        (0..340).map(|n| json!({"containerID": n, "hostID": 4_000_000_000_u32 + n, "size": 1})).collect();
+    let container = Container::new(&env, Runtime::Ours, "true", |bundle| {
+        lab::with_user_namespace(bundle);
+        bundle.config["linux"]["uidMappings"] = json!(long);
+        bundle.config["linux"]["gidMappings"] = json!(long);
+    });
+    let refused = container.run().expect(1);
+    let text = "7 4000000007 1, … (340 in all)): invalid argument: written out they have 5670 bytes";
+    assert_eq!(refused.stderr.matches(text).count(), 2, "{}", refused.stderr);
+    assert!(refused.stderr.contains("take fewer; linux.gidMappings: the kernel refuses"), "{}", refused.stderr);
+    for (uids, gids, missing) in [(json!([]), json!([]), "uid"), (ranges(10), serde_json::Value::Null, "gid")] {
+        let container = Container::new(&env, Runtime::Ours, "true", |bundle| {
+            lab::with_user_namespace(bundle);
+            bundle.config["linux"]["uidMappings"] = uids;
+            bundle.config["linux"]["gidMappings"] = gids;
+        });
+        let said = container.run().expect(1).stderr;
+        assert!(said.contains(&format!("invalid linux.{missing}Mappings in config.json: missing: ")), "{said}");
+    }
     assert!(!env.root.join(&container.bundle.id).exists(), "nothing is left");
 
     // The colon of a list of paths may be in the path.

@@ -143,7 +143,17 @@ fn conflicts_with_the_host() {
     // One that has come to the same is none.
     fs::write(host.join("made"), "ours\n").expect("write");
     bundle.sh("touch -r /work/made /dev/shm/x").expect(0);
-    env.ok(["apply", id, "--force"]);
+    let text = env.ok(["apply", id, "--force", "--dry-run"]);
+    assert!(text.contains("it was changed on the host: to be overwritten") && !text.contains(" applied"), "{text}");
+    let text = env.ok(["apply", id, "--force"]);
+    for words in ["it was changed on the host: overwritten", "it was deleted on the host: overwritten"] {
+        assert!(text.contains(words), "{text}");
+    }
+    let last = text.lines().last().expect("a line");
+    assert!(
+        text.matches(": overwritten").count() == 4 && last.ends_with(" applied, over 4 conflicts (--force)"),
+        "{text}"
+    );
     assert!(compare(&seen(&bundle), &below("/work", walk(&host))).is_empty());
     assert_eq!(env.ok(["apply", id]), "0 applied");
     // Changed on the host after it was applied, then by the container again.

@@ -72,13 +72,23 @@ fn text(plan: &Plan, done: bool, force: bool) -> String {
         rows.push(vec!["skip".to_owned(), skipped.reason.to_owned(), visible(&skipped.path.to_string_lossy())]);
     }
     for clash in &plan.conflicts {
-        rows.push(vec!["conflict".to_owned(), clash.reason.to_owned(), visible(&clash.host.to_string_lossy())]);
+        // Where something that is no directory is in the way there is no step, forced or not.
+        let over = plan.steps.iter().any(|step| step.path == clash.path);
+        let fate = match (over, done, force) {
+            (true, true, _) => ": overwritten",
+            (true, false, true) => ": to be overwritten",
+            (false, true, _) | (false, _, true) => ": left as it is",
+            _ => "",
+        };
+        let host = visible(&clash.host.to_string_lossy());
+        rows.push(vec!["conflict".to_owned(), format!("{}{fate}", clash.reason), host]);
     }
     let mut text = render::table(&rows);
     let steps = plan.steps.len();
     let conflicts = count(plan.conflicts.len(), "conflict");
     text.push_str(&match (done, plan.conflicts.len()) {
-        (true, _) => format!("{steps} applied\n"),
+        (true, 0) => format!("{steps} applied\n"),
+        (true, _) => format!("{steps} applied, over {conflicts} (--force)\n"),
         (false, 0) => format!("{steps} to apply\n"),
         (false, _) if force => format!("{steps} to apply, over {conflicts}\n"),
         (false, _) => format!("{conflicts}: nothing is applied unless with --force\n"),

@@ -32,6 +32,19 @@ pub fn told(err: OpsError, container: &str) -> anyhow::Error {
     anyhow::anyhow!("{err}: {hint}")
 }
 
+/// The command that shows what can be given for a verb's missing arguments, of which clap has these names.
+pub fn missing(names: &[String], container: Option<&str>) -> Option<String> {
+    let lacks = |name: &str| names.iter().any(|missing| missing == name);
+    match container {
+        _ if lacks("<CONTAINER>") => Some("`agentsbx list` shows the containers there are".to_owned()),
+        Some(container) if lacks("<EXEC>") => Some(format!("`agentsbx log {container}` shows the execs there are")),
+        Some(container) if lacks("<GENERATION>") => {
+            Some(format!("`agentsbx log {container}` shows the generations there are"))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

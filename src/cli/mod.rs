@@ -360,7 +360,7 @@ fn short_cut(argv: &[OsString]) -> Option<clap::ArgMatches> {
 /// Reports arguments that can't be understood; the exit code.
 fn refuse(argv: &[OsString], err: &clap::Error) -> ExitCode {
     let code = if argv::names(argv, "exec") { 255 } else { 1 };
-    let text = misplaced(err).unwrap_or_else(|| report::usage(&err.to_string()));
+    let text = misplaced(err).or_else(|| missing(argv, err)).unwrap_or_else(|| report::usage(&err.to_string()));
     report::failure(&report::Target::of_argv(argv), &text);
     ExitCode::from(code)
 }
@@ -373,6 +373,22 @@ fn misplaced(err: &clap::Error) -> Option<String> {
     let known = global.get_arguments().any(|option| option.get_long() == Some(name));
     let unknown_there = err.kind() == ErrorKind::UnknownArgument;
     (known && unknown_there).then(|| format!("--{name} comes before the verb: {NAME} --{name} … VERB …"))
+}
+
+/// What a verb lacks, how it is called, and the command that shows what can be given.
+fn missing(argv: &[OsString], err: &clap::Error) -> Option<String> {
+    let names = match (err.kind(), err.get(ContextKind::InvalidArg)) {
+        (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(names))) => names,
+        _ => return None,
+    };
+    let whole = err.to_string();
+    let line = whole.split_once("\nUsage: ").and_then(|(_, rest)| rest.lines().next());
+    let usage = line.map(|line| format!(": usage: {line}")).unwrap_or_default();
+    // Behind the verb.
+    let mut words = argv.iter().skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    let container = words.nth(1).map(|word| word.to_string_lossy());
+    let hint = hints::missing(names, container.as_deref()).map(|hint| format!(": {hint}")).unwrap_or_default();
+    Some(format!("{}{usage}{hint}", report::usage(&whole)))
 }
 
 /// Runs the command; the exit code.

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::fs::readlinkat;
+use rustix::fs::{Stat, readlinkat};
 use similar::{Algorithm, DiffOp, capture_diff_slices_deadline, group_diff_ops};
 
 use super::Namespace;
@@ -12,9 +12,13 @@ use super::change::{Attribute, Change, FileMode, FileType, Kind};
 use super::content::{open_file, read_bounded};
 use super::descent::{Found, Side};
 use super::error::DiffError;
-use super::locate::{Locator, file_type, size};
+use super::locate::{Locator, file_type, mtime, size};
 use super::path::PathBytes;
 use super::view::View;
+use super::xattr::{Reader, Xattrs};
+
+/// How many bytes of an extended attribute's value are shown.
+const VALUE_SHOWN: usize = 64;
 
 /// Bounds on a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +50,9 @@ struct Content {
 
 /// Writes `changes`, made by comparing the same stacks, as a patch in git's format: text line by line, `Binary file /x
 /// changed: 10 -> 20 bytes` for a file with a NUL byte or above a bound, a line of its own for what git does not keep
-/// (directories, modes other than 0644 and 0755, owners, extended attributes, special files). Names with control characters, quotes, backslashes or
-/// bytes that are not UTF-8 are quoted as git quotes them.
+/// (directories, modes other than 0644 and 0755, owners, extended attributes, special files). Names with control characters,
+/// quotes, backslashes or bytes that are not UTF-8 are quoted as git quotes them. `owners` makes the users and groups that the
+/// layers have those of the container.
 ///
 /// # Errors
 /// [`DiffError::Write`] where `out` fails, [`DiffError::Call`] where a layer can't be read, [`DiffError::NoLayers`].
@@ -57,6 +62,7 @@ pub fn patch<'a>(
     changes: &[Change],
     namespace: Namespace,
     limits: &PatchLimits,
+    owners: &dyn Fn(u32, u32) -> (u32, u32),
     out: &mut dyn Write,
 ) -> Result<(), DiffError> {
     let lowers = lowers.into();
@@ -66,7 +72,9 @@ pub fn patch<'a>(
     let mut patcher = Patcher {
         above: Locator::new(Side::layers(uppers), namespace, usize::MAX)?,
         below: Locator::new(Side::view(&lowers), namespace, usize::MAX)?,
+        xattrs: Reader::new(namespace),
         limits,
+        owners,
         left: limits.total_bytes,
     };
     changes.iter().try_for_each(|change| patcher.change(change, out))
@@ -75,7 +83,9 @@ pub fn patch<'a>(
 struct Patcher<'l> {
     above: Locator,
     below: Locator,
+    xattrs: Reader,
     limits: &'l PatchLimits,
+    owners: &'l dyn Fn(u32, u32) -> (u32, u32),
     left: u64,
 }
 
@@ -118,7 +128,8 @@ impl Patcher<'_> {
                 let from = change.from.as_ref().unwrap_or(&change.path);
                 let (old, new) = (quoted(b"a", from), quoted(b"b", &change.path));
                 let (from, to) = (quoted_relative(from), quoted_relative(&change.path));
-                metadata(&name, &change.attributes.iter().map(Attribute::to_string).collect::<Vec<_>>(), out)?;
+                let differing = self.differing(change, change.from.as_ref().unwrap_or(&change.path))?;
+                metadata(&name, &differing.into_iter().map(|(_, told)| told).collect::<Vec<_>>(), out)?;
                 writeln!(out, "diff --git {old} {new}\nsimilarity index 100%\nrename from {from}\nrename to {to}")
                     .map_err(write)
             }
@@ -128,18 +139,12 @@ impl Patcher<'_> {
                 // git knows of a file's mode whether it can be run, and takes nothing else for a change.
                 let seen_by_git =
                     old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.git_mode() != new.git_mode());
-                let was = match &old {
-                    None if change.attributes.contains(&Attribute::Mode) => mode(&mut self.below, &change.path)?,
-                    old => old.as_ref().map(|old| FileMode(old.mode)),
-                };
-                let told = |attribute: &Attribute| match (attribute, &old, &new) {
-                    (Attribute::Mode, Some(old), Some(new)) if old.git_tells_all() && new.git_tells_all() => None,
-                    (Attribute::Mode, _, _) => {
-                        Some(was.map_or_else(|| "mode".to_owned(), |was| format!("mode {was} -> {}", change.mode)))
-                    }
-                    (other, _, _) => Some(other.to_string()),
-                };
-                let unseen: Vec<String> = change.attributes.iter().filter_map(told).collect();
+                let git_tells =
+                    old.as_ref().zip(new.as_ref()).is_some_and(|(o, n)| o.git_tells_all() && n.git_tells_all());
+                let differing = self.differing(change, &change.path)?.into_iter();
+                let unseen: Vec<String> = differing
+                    .filter_map(|(attribute, told)| (*attribute != Attribute::Mode || !git_tells).then_some(told))
+                    .collect();
                 metadata(&name, &unseen, out)?;
                 if change.kind == Kind::Metadata && !seen_by_git {
                     return Ok(());
@@ -151,6 +156,30 @@ impl Patcher<'_> {
                 }
             }
         }
+    }
+
+    /// What of its metadata differs, with the values before and after where there are short ones. It was at `from`.
+    fn differing<'c>(
+        &mut self,
+        change: &'c Change,
+        from: &PathBytes,
+    ) -> Result<Vec<(&'c Attribute, String)>, DiffError> {
+        if change.attributes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let old = Metadata::read(&mut self.below, from, &mut self.xattrs)?;
+        let new = Metadata::read(&mut self.above, &change.path, &mut self.xattrs)?;
+        let told = |attribute: &Attribute| match (&old, &new) {
+            (Some(old), Some(new)) => {
+                let values = [old, new].map(|side| side.value(attribute, self.owners));
+                match values {
+                    [Some(old), Some(new)] => format!("{attribute} {old} -> {new}"),
+                    _ => attribute.to_string(),
+                }
+            }
+            _ => attribute.to_string(),
+        };
+        Ok(change.attributes.iter().map(|attribute| (attribute, told(attribute))).collect())
     }
 
     /// A file or a symbolic link that was not there. A mode that git has no form for gets a line of its own: what is
@@ -262,12 +291,60 @@ fn read(stack: &mut Locator, path: &PathBytes, limit: u64) -> Result<Option<Cont
     Ok(Some(Content { file_type: file_type(&stat), mode: stat.st_mode & 0o7777, size: size(&stat), bytes }))
 }
 
-/// None where there is nothing.
-fn mode(stack: &mut Locator, path: &PathBytes) -> Result<Option<FileMode>, DiffError> {
-    Ok(match stack.find(path)? {
-        Found::Node { stat, .. } | Found::Dir { stat, .. } => Some(FileMode(stat.st_mode & 0o7777)),
-        Found::Absent | Found::Whiteout => None,
-    })
+/// What an inode has besides its contents.
+struct Metadata {
+    stat: Stat,
+    xattrs: Xattrs,
+}
+
+impl Metadata {
+    /// None where there is nothing.
+    fn read(stack: &mut Locator, path: &PathBytes, reader: &mut Reader) -> Result<Option<Metadata>, DiffError> {
+        let (stat, layer, xattrs) = match stack.find(path)? {
+            Found::Node { at, stat } => {
+                let dir = &stack.dirs()[at];
+                (stat, dir.layer, reader.read(dir.fd(), stack.name()))
+            }
+            Found::Dir { stat, dirs, .. } => {
+                let Some(newest) = dirs.first() else { return Ok(None) };
+                (stat, newest.layer, reader.read(newest.fd(), c"."))
+            }
+            Found::Absent | Found::Whiteout => return Ok(None),
+        };
+        let xattrs = xattrs.map_err(|source| stack.failed("lgetxattr", layer, source))?;
+        Ok(Some(Metadata { stat, xattrs }))
+    }
+
+    /// The value of an attribute, as people read it; none for those that they don't.
+    fn value(&self, attribute: &Attribute, owners: &dyn Fn(u32, u32) -> (u32, u32)) -> Option<String> {
+        match attribute {
+            Attribute::Mode => Some(FileMode(self.stat.st_mode & 0o7777).to_string()),
+            Attribute::Owner => {
+                let (uid, gid) = owners(self.stat.st_uid, self.stat.st_gid);
+                Some(format!("{uid}:{gid}"))
+            }
+            Attribute::Mtime => {
+                let (seconds, nanoseconds) = mtime(&self.stat);
+                // A year that is too far away has no form.
+                let time = chrono::DateTime::from_timestamp(seconds, nanoseconds)?;
+                Some(time.to_rfc3339_opts(chrono::SecondsFormat::AutoSi, true))
+            }
+            Attribute::Acl | Attribute::Capability => None,
+            Attribute::Xattr(name) => {
+                let found = self.xattrs.iter().find(|(its, _)| its.escape_ascii().to_string() == *name);
+                Some(found.map_or_else(|| "none".to_owned(), |(_, value)| short(value)))
+            }
+        }
+    }
+}
+
+/// The beginning of a value that a container has chosen, in quotes.
+fn short(value: &[u8]) -> String {
+    let (shown, more) = match value.len() {
+        len if len > VALUE_SHOWN => (&value[..VALUE_SHOWN], format!("… ({len} bytes)")),
+        _ => (value, String::new()),
+    };
+    format!("\"{}\"{more}", shown.escape_ascii())
 }
 
 fn hunks(before: &[u8], after: &[u8], limits: &PatchLimits, out: &mut dyn Write) -> io::Result<()> {

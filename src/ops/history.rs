@@ -11,6 +11,7 @@ use crate::diff::{self, Diff, PathBytes};
 use crate::id::{Generation, Revision};
 use crate::report::ResultDocument;
 use crate::rootfs::open_dir;
+use crate::spec::idmap::IdMaps;
 use crate::store::{Container, ExecRecord, LogEntry, ReadLock, Store, StoreError};
 use crate::terms::Disposition;
 
@@ -106,6 +107,8 @@ pub struct Comparison {
     lowers: stack::Lowers,
     /// Keeps what is opened from being deleted.
     _lock: Option<ReadLock>,
+    /// The container's ids, where they are not the host's.
+    maps: Option<IdMaps>,
     /// The changes that were asked for.
     pub diff: Diff,
 }
@@ -123,6 +126,7 @@ impl Comparison {
             &self.diff.changes,
             diff::Namespace::Trusted,
             &diff::PatchLimits::default(),
+            &|uid, gid| self.maps.as_ref().map_or((uid, gid), |maps| maps.inside(uid, gid)),
             out,
         )?)
     }
@@ -177,8 +181,9 @@ fn compare_in(
     if !paths.is_empty() {
         diff.keep(|path| paths.iter().any(|want| path.is_below(want)), recursive);
     }
-    diff.changes = owners::as_inside(diff.changes, owners::maps_of(container).as_ref());
-    Ok(Comparison { uppers, lowers, _lock: lock, diff })
+    let maps = owners::maps_of(container);
+    diff.changes = owners::as_inside(diff.changes, maps.as_ref());
+    Ok(Comparison { uppers, lowers, _lock: lock, maps, diff })
 }
 
 /// Why an exec has no layer of its own.

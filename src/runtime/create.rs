@@ -215,6 +215,7 @@ fn validate(config: &Config, bundle: &Path, systemd_cgroup: bool) -> Result<Path
     }
     config.check_user_ids()?;
     config.check_types()?;
+    IdMaps::check_own(config)?;
     config.mounts().iter().try_for_each(|mount| mount.ids(config).map(drop))?;
     if let Some(kind) = config.twice_a_namespace() {
         return Err(field("linux.namespaces", &format!("duplicated ns {kind:?}")));

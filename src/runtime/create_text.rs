@@ -76,6 +76,15 @@ pub fn explain(raw: &str, captured: &[String], config: &Config) -> String {
             format!("error during container init: {}{rest}", cause.as_deref().unwrap_or(captured[0].as_str()))
         }
     };
+    // It has no name of ours for a bind mount's source that is not there.
+    let unfound = |source: &Path| format!("failed to canonicalize {source:?}");
+    for mount in config.mounts().iter().filter(|mount| mount.is_bind()) {
+        if let Some(source) = mount.source.as_deref().filter(|source| full.contains(&unfound(source))) {
+            let (at, of) = (mount.destination.display(), source.display());
+            full = full.replacen(&unfound(source), &format!("mounts[{at}]: open source of a bind mount {of}"), 1);
+            break;
+        }
+    }
     if full.contains("failed to fork init process")
         && let Some(1) = config.value()["linux"]["resources"]["pids"]["limit"].as_i64()
     {
@@ -176,6 +185,13 @@ mod tests {
             failed("EPERM").ends_with("\"/h\" to rootfs at \"/m\": EPERM: operation not permitted"),
             "{}",
             failed("EPERM")
+        );
+        let mounts = json!([{"destination": "/d", "source": "/none", "options": ["bind"]}]);
+        let bound = Config::from_value(json!({"mounts": mounts}));
+        let unfound = lines(&["failed to canonicalize \"/none\": ENOENT"]);
+        assert_eq!(
+            explain("failed to prepare rootfs", &unfound, &bound),
+            "error during container init: mounts[/d]: open source of a bind mount /none: ENOENT: no such file or directory"
         );
         let one = Config::from_value(json!({"linux": {"resources": {"pids": {"limit": 1}}}}));
         let fork = lines(&["failed to fork init process: failed to clone process"]);

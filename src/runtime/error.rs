@@ -65,6 +65,16 @@ pub enum RuntimeError {
     /// A detached terminal that nobody would receive.
     #[error("cannot allocate tty if {} will detach without setting console socket", super::NAME)]
     ConsoleSocketMissing,
+    /// A terminal in the foreground whose caller has none. It begins as runc's text does.
+    #[error(
+        "open /dev/tty: {}: there is no terminal to pass on: run it on one, or set process.terminal to false in config.json \
+         (for an exec leave -t out), or give --detach and --console-socket",
+        crate::error::errno_text(source)
+    )]
+    NoTerminal {
+        /// Why the controlling terminal can't be opened.
+        source: std::io::Error,
+    },
     /// Processes that are not ours are in the cgroup that the container is to have.
     #[error("container's cgroup is not empty: {count} process(es) found in {path}")]
     CgroupNotEmpty {
@@ -111,6 +121,17 @@ pub enum RuntimeError {
     /// A repair inside the container's mount namespace.
     #[error("prepare the container's mounts: {0}")]
     Fixup(String),
+    /// The source of a bind mount.
+    #[error("mounts[{}]: open source of a bind mount {}: {source}", at.display(), of.display())]
+    Source {
+        /// Where it was to go, as written.
+        at: PathBuf,
+        /// What.
+        of: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
     /// A bind mount that is not left to libcontainer.
     #[error("mount {} of {}: {why}", at.display(), of.display())]
     Volume {
@@ -207,6 +228,7 @@ impl Classify for RuntimeError {
             E::Policy(err) => err.kind(),
             E::ConsoleSocketUnused
             | E::ConsoleSocketMissing
+            | E::NoTerminal { .. }
             | E::Invalid { .. }
             | E::CoveredRoot
             | E::Volume { .. }
@@ -215,7 +237,9 @@ impl Classify for RuntimeError {
             E::Mounts(err) => err.kind(),
             E::CowLayer { .. } => Kind::System,
             E::Start(_) | E::History(_) | E::Fixup(_) | E::Hook { .. } => Kind::System,
-            E::Record { source, .. } | E::Io { source, .. } | E::System { source, .. } => Kind::of_io(source),
+            E::Record { source, .. } | E::Source { source, .. } | E::Io { source, .. } | E::System { source, .. } => {
+                Kind::of_io(source)
+            }
             E::Cgroup(err) => err.kind(),
             E::Systemd(err) => err.kind(),
             E::Unsupported(_) => Kind::Unsupported,

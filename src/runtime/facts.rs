@@ -107,7 +107,11 @@ impl Facts {
             }
             let path = bundle.join(mount.source.as_deref().unwrap_or(Path::new("none")));
             // What is not there now may be there when it is mounted, and nobody has judged it.
-            let (fd, links) = open(&path).on("open source of a bind mount", &path)?;
+            let (fd, links) = open(&path).map_err(|err| RuntimeError::Source {
+                at: mount.destination.clone(),
+                of: path.clone(),
+                source: err,
+            })?;
             let stat = rustix::fs::fstat(&fd).on("look at source of a bind mount", &path)?;
             let filesystem = magic(&fd).on("look at filesystem of", &path)?;
             let path = path_of(&fd).on("find the path of", &path)?;

@@ -17,6 +17,7 @@ use super::error::{On, RuntimeError};
 use super::state::Record;
 use crate::error::errno_text;
 use crate::spec::Config;
+use crate::sys::userns::{self, IdRange};
 use crate::sys::{mount, process};
 
 /// The programs that libcontainer looks for, with the file that each writes and the configuration's name for its content.
@@ -77,9 +78,12 @@ pub fn stand_in(argv: &[OsString], report: impl FnOnce() -> Option<OsString>) ->
     let report: RawFd = report()?.to_str()?.parse().ok().filter(|fd| *fd > 2)?;
     let written = write(Path::new("/proc"), file, arguments);
     if let Err(why) = &written {
-        let text = format!("linux.{field}: {why}");
+        let report = process::borrow_for_life(report);
+        // The other program may have failed, too.
+        let more = rustix::fs::fstat(report).is_ok_and(|stat| stat.st_size > 0);
+        let text = format!("{}linux.{field}: {why}", if more { "; " } else { "" });
         // The exit code still says that it failed.
-        let _ = rustix::io::write(process::borrow_for_life(report), text.as_bytes());
+        let _ = rustix::io::write(report, text.as_bytes());
     }
     Some(written.is_ok())
 }
@@ -89,14 +93,24 @@ fn write(proc: &Path, file: &str, arguments: &[OsString]) -> Result<(), String> 
     let numbers: Option<Vec<u32>> = arguments.iter().map(|word| word.to_str()?.parse().ok()).collect();
     let numbers = numbers.ok_or("no numbers")?;
     let (pid, ranges) = numbers.split_first().ok_or("no process")?;
-    let lines: Vec<String> = ranges.chunks(3).map(|range| range.iter().map(|n| format!("{n} ")).collect()).collect();
+    let (ranges, rest) = ranges.as_chunks::<3>();
+    if !rest.is_empty() {
+        return Err("a range of less than three numbers".to_owned());
+    }
+    let ranges: Vec<_> = ranges.iter().map(|&[inside, outside, size]| IdRange { inside, outside, size }).collect();
+    let text: String = ranges.iter().map(|range| format!("{range}\n")).collect();
     let path: PathBuf = proc.join(pid.to_string()).join(file);
     let opened = OpenOptions::new().write(true).open(&path);
     // The kernel takes all of them at once, and once.
-    let written = opened.and_then(|mut map| map.write_all((lines.join("\n") + "\n").as_bytes()));
-    written.map_err(|err| {
-        let ranges: Vec<&str> = lines.iter().map(|line| line.trim_end()).collect();
-        format!("the kernel refuses the ranges ({}): {}", ranges.join(", "), errno_text(&err))
+    opened.and_then(|mut map| map.write_all(text.as_bytes())).map_err(|err| {
+        // Ranges that it never takes have been refused before.
+        let long = err.raw_os_error() == Some(libc::EINVAL) && text.len() >= rustix::param::page_size();
+        let hint = if long {
+            format!(": written out they have {} bytes, and a page of memory is not enough: take fewer", text.len())
+        } else {
+            String::new()
+        };
+        format!("the kernel refuses the ranges ({}): {}{hint}", userns::shown(&ranges), errno_text(&err))
     })
 }
 
@@ -115,8 +129,8 @@ mod tests {
         std::fs::create_dir(proc.path().join("7")).unwrap();
         crate::durable::replace_unsynced(&file, b"", 0o600).unwrap();
         write(proc.path(), "uid_map", &words("7 0 0 10 10 1000 65535")).unwrap();
-        assert_eq!(std::fs::read_to_string(file).unwrap(), "0 0 10 \n10 1000 65535 \n");
-        for wrong in ["8 0 0 1", "x", "7 0 0 -1"] {
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "0 0 10\n10 1000 65535\n");
+        for wrong in ["8 0 0 1", "x", "7 0 0 -1", "7 0 0"] {
             assert!(write(proc.path(), "uid_map", &words(wrong)).is_err(), "{wrong}");
         }
     }

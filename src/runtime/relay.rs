@@ -7,9 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use rustix::stdio::{stdin, stdout};
+use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
+use super::error::RuntimeError;
 use crate::sys::{Call, SysError};
 
 /// Bytes on their way in one direction.
@@ -19,9 +20,23 @@ struct Pending(Vec<u8>);
 /// Most bytes that wait in one direction: then its source is not read until they have gone.
 const FULL: usize = 64 * 1024;
 
+/// The caller's terminal, where runc looks for it: standard error, output, input, then the controlling one.
+///
+/// # Errors
+/// [`RuntimeError::NoTerminal`] where there is none: what is told to wait for input would then wait for ever.
+pub fn callers_terminal() -> Result<OwnedFd, RuntimeError> {
+    let named = [stderr(), stdout(), stdin()].into_iter().find(|fd| isatty(fd));
+    let copied = named.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).ok());
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let found = copied.map_or_else(|| rustix::fs::open("/dev/tty", flags, Mode::empty()), Ok);
+    found.map_err(|errno| RuntimeError::NoTerminal { source: errno.into() })
+}
+
 /// Copies between our standard streams and the master side of a command's terminal.
 pub struct Relay {
     master: OwnedFd,
+    /// The one whose size the command's has; it may be gone.
+    terminal: Option<OwnedFd>,
     /// Our terminal's settings before it was made raw.
     saved: Option<Termios>,
     to_master: Pending,
@@ -90,6 +105,7 @@ impl Relay {
         rustix::io::ioctl_fionbio(&master, true).call("ioctl", || "terminal, FIONBIO".into())?;
         let relay = Relay {
             master,
+            terminal: callers_terminal().ok(),
             saved,
             to_master: Pending::default(),
             to_stdout: Pending::default(),
@@ -103,7 +119,7 @@ impl Relay {
 
     /// Gives the command's terminal the size of ours.
     pub fn resize(&self) {
-        let size = tcgetwinsize(stdin()).ok();
+        let size = self.terminal.as_ref().and_then(|terminal| tcgetwinsize(terminal).ok());
         // A terminal that has no size says nothing about the command's.
         if let Some(size) = size.filter(|s| s.ws_row != 0 && s.ws_col != 0) {
             // One that is closing has no size to keep.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::create::CreateRequest;
 use super::delete::DeleteRequest;
 use super::error::{On, RuntimeError};
-use super::relay::Relay;
+use super::relay::{Relay, callers_terminal};
 use super::start::start;
 use super::state::Record;
 use crate::spec::Config;
@@ -65,12 +65,15 @@ pub fn run<E: From<RuntimeError>>(mut request: RunRequest, steps: &Steps<'_, E>)
     if request.create.console_socket.is_some() {
         return Err(RuntimeError::ConsoleSocketUnused.into());
     }
+    let terminal = Config::load(&request.create.bundle).is_ok_and(|c| c.terminal());
+    if terminal {
+        callers_terminal()?;
+    }
     // Before anything is forked: a signal that comes from now on is forwarded, not lost. The payload unblocks its own.
     let signals = SignalFd::block_all().during("block signals")?;
     if !request.no_subreaper {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).during("become subreaper")?;
     }
-    let terminal = Config::load(&request.create.bundle).is_ok_and(|c| c.terminal());
     let console = if terminal { Some(Console::listen(&request.create.root)?) } else { None };
     request.create.console_socket = console.as_ref().map(|c| c.path.clone());
     let record = (steps.create)(&request.create)?;

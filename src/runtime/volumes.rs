@@ -124,10 +124,14 @@ pub(super) fn clone_source(
     let source = &source_of(mount, bundle);
     let mut how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     how.set(OpenTreeFlags::AT_RECURSIVE, mount.has("rbind"));
-    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).on("clone mount", source)?;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, source, how).map_err(|err| RuntimeError::Source {
+        at: mount.destination.clone(),
+        of: source.clone(),
+        source: err.into(),
+    })?;
     if let Some(ids) = mount.ids(engine)? {
         map(&tree, &ids, namespaces).map_err(|err| {
-            let hint = hint(&err, source, mount, &ids);
+            let hint = hint(&err, source, mount, &ids, namespaces);
             RuntimeError::MountIds { at: at.to_owned(), of: source.clone(), hint, source: err }
         })?;
     }
@@ -155,15 +159,25 @@ fn map(tree: &OwnedFd, ids: &MountIds, namespaces: &mut Namespaces) -> Result<()
 }
 
 /// What an error in mapping ids comes from, and what to do.
-fn hint(err: &SysError, source: &Path, mount: &Mount, ids: &MountIds) -> String {
+fn hint(err: &SysError, source: &Path, mount: &Mount, ids: &MountIds, namespaces: &mut Namespaces) -> String {
     match (err.call, err.errno()) {
         ("write", Some(libc::EINVAL)) => {
-            "the kernel refuses these ranges: there must be some, none empty, and no two may overlap".to_owned()
+            "the kernel refuses these ranges: take fewer, as all of them, written out, have to be shorter than a page of memory"
+                .to_owned()
         }
         ("mount_setattr", Some(libc::EINVAL)) => {
-            let kinds = kinds(source, mount.has("rbind") && ids.recursive);
-            let kinds = if kinds.is_empty() { String::new() } else { format!(" ({})", kinds.join(", ")) };
-            format!("its file system{kinds} can't do that with this kernel: take a directory of another one, or leave the mapping out")
+            let below = if mount.has("rbind") && ids.recursive { mounted_below(source) } else { Vec::new() };
+            match below.into_iter().find(|(path, _)| !can_map(path, &ids.by, namespaces)) {
+                Some((path, kind)) if can_map(source, &ids.by, namespaces) => format!(
+                    "the file system ({kind}) that is mounted below, on {}, can't do that with this kernel: unmount it, or \
+                     take idmap in the place of ridmap, which maps the top alone",
+                    path.display()
+                ),
+                _ => {
+                    let kind = kind_of(source).map_or_else(String::new, |kind| format!(" ({kind})"));
+                    format!("its file system{kind} can't do that with this kernel: take a directory of another one, or leave the mapping out")
+                }
+            }
         }
         ("mount_setattr", Some(libc::EPERM)) => {
             "it maps ids already, or the namespace is the host's own: bind the original directory, or leave the mapping out"
@@ -178,17 +192,23 @@ fn hint(err: &SysError, source: &Path, mount: &Mount, ids: &MountIds) -> String 
     }
 }
 
-/// The types of the file systems of `source` and, if `below`, of what is mounted there. None that can't be found out.
-fn kinds(source: &Path, below: bool) -> Vec<String> {
-    let id = rustix::fs::statx(rustix::fs::CWD, source, AtFlags::empty(), MOUNT_ID).map(|stat| stat.stx_mnt_id);
-    let (Ok(id), Ok(all)) = (id, proc::read(Path::new(MOUNTS))) else { return Vec::new() };
-    let mut kinds: Vec<String> = mountinfo::kind_of(&all, id).into_iter().collect();
-    if let (true, Ok(top)) = (below, std::fs::canonicalize(source)) {
-        kinds.extend(mountinfo::below(&all, &top).into_iter().map(|(_, kind)| kind));
-        kinds.sort();
-        kinds.dedup();
-    }
-    kinds
+/// The type of the file system of `source`, if that can be found out.
+fn kind_of(source: &Path) -> Option<String> {
+    let id = rustix::fs::statx(rustix::fs::CWD, source, AtFlags::empty(), MOUNT_ID).ok()?.stx_mnt_id;
+    mountinfo::kind_of(&proc::read(Path::new(MOUNTS)).ok()?, id)
+}
+
+/// What is mounted below `source`, with the types of the file systems; none where that can't be found out.
+fn mounted_below(source: &Path) -> Vec<(PathBuf, String)> {
+    let (Ok(top), Ok(all)) = (std::fs::canonicalize(source), proc::read(Path::new(MOUNTS))) else { return Vec::new() };
+    mountinfo::below(&all, &top)
+}
+
+/// Whether the mount at `path` alone takes the mapping: the kernel does not say which of several does not.
+fn can_map(path: &Path, by: &IdSource, namespaces: &mut Namespaces) -> bool {
+    let how = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_NO_AUTOMOUNT;
+    let Ok(tree) = rustix::mount::open_tree(rustix::fs::CWD, path, how) else { return false };
+    map(&tree, &MountIds { by: by.clone(), recursive: false }, namespaces).is_ok()
 }
 
 /// The bits of a mount's access time field, of which one at most is set (`MOUNT_ATTR__ATIME`).

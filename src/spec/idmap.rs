@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Config, Mount, SpecError};
+use super::{Config, Mount, NO_ID, SpecError};
 
 /// What an id is that the namespace does not have: `/proc/sys/kernel/overflowuid`.
 const NOBODY: u32 = 65534;
+
+/// The most ranges that the kernel takes for one namespace.
+pub const RANGES_MAX: usize = 340;
 
 /// One mapping of `uidMappings` or `gidMappings`. What is left out is 0, as in Go.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +26,62 @@ pub struct Mapping {
     pub outside: u32,
     /// How many there are.
     pub size: u32,
+}
+
+impl std::fmt::Display for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {}", self.inside, self.outside, self.size)
+    }
+}
+
+/// What the kernel takes no ranges for, whatever it is asked to do with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// There are none.
+    #[error("no ranges: give at least one")]
+    None,
+    /// There are more than [`RANGES_MAX`].
+    #[error("{0} ranges: at most {RANGES_MAX} are taken")]
+    Many(usize),
+    /// One has no ids.
+    #[error("range ({0}) is empty: give it a size, or leave it out")]
+    Empty(Mapping),
+    /// One goes past the last id.
+    #[error("range ({0}) goes past the last id, {last}: give it a smaller size", last = NO_ID - 1)]
+    Past(Mapping),
+    /// Two have an id in common.
+    #[error("ranges ({0}) and ({1}) overlap in {2}: give each id once")]
+    Overlap(Mapping, Mapping, &'static str),
+}
+
+/// Refuses ranges that the kernel does not take (user_namespaces(7)). That all of them, written out, are to be shorter than a
+/// page is left to it.
+pub fn check(ranges: &[Mapping]) -> Result<(), RangeError> {
+    match ranges.len() {
+        0 => return Err(RangeError::None),
+        n if n > RANGES_MAX => return Err(RangeError::Many(n)),
+        _ => {}
+    }
+    let ends = |first: u32, range: &Mapping| first.checked_add(range.size).is_some();
+    for range in ranges {
+        if range.size == 0 {
+            return Err(RangeError::Empty(*range));
+        }
+        if !ends(range.inside, range) || !ends(range.outside, range) {
+            return Err(RangeError::Past(*range));
+        }
+    }
+    type Side = fn(&Mapping) -> u32;
+    let sides: [(Side, _); 2] = [(|range| range.inside, "containerID"), (|range| range.outside, "hostID")];
+    for (first, name) in sides {
+        let mut sorted = ranges.to_vec();
+        sorted.sort_by_key(first);
+        // No sum is too large: see above.
+        if let Some(pair) = sorted.windows(2).find(|pair| first(&pair[0]) + pair[0].size > first(&pair[1])) {
+            return Err(RangeError::Overlap(pair[0], pair[1], name));
+        }
+    }
+    Ok(())
 }
 
 /// The mappings of users and of groups.
@@ -43,6 +102,29 @@ impl IdMaps {
         let of = |name: &str| list(&config.value()["linux"][name]).unwrap_or_default();
         let maps = IdMaps { uids: of("uidMappings"), gids: of("gidMappings") };
         (joined.is_none() || !maps.uids.is_empty() && !maps.gids.is_empty()).then_some(maps)
+    }
+
+    /// Refuses what the kernel would not take for the user namespace that is made for a container of this configuration.
+    ///
+    /// # Errors
+    /// [`SpecError::Field`], of `linux.uidMappings` or `linux.gidMappings`.
+    pub fn check_own(config: &Config) -> Result<(), SpecError> {
+        let makes_one = config.namespaces().iter().any(|(kind, path)| kind == "user" && path.is_none());
+        let (true, Some(maps)) = (makes_one, IdMaps::of(config)) else { return Ok(()) };
+        for (field, ranges) in [("linux.uidMappings", &maps.uids), ("linux.gidMappings", &maps.gids)] {
+            check(ranges).map_err(|err| {
+                let why = match err {
+                    RangeError::None => {
+                        "missing: a user namespace that is made for the container needs at least one range \
+                                         of users and one of groups"
+                            .to_owned()
+                    }
+                    err => err.to_string(),
+                };
+                SpecError::Field { field, why }
+            })?;
+        }
+        Ok(())
     }
 
     /// The host's user and group as the container sees them.
@@ -85,8 +167,8 @@ impl Mount {
     /// How its ids are to be mapped in a container of this configuration; `None` for most mounts.
     ///
     /// # Errors
-    /// [`SpecError::Mount`] for what the runtime specification does not allow. Ranges that overlap, or too many of them, only
-    /// the kernel finds.
+    /// [`SpecError::Mount`] for what the runtime specification does not allow, and for ranges that the kernel does not take;
+    /// [`SpecError::Field`] where they are to be the container's.
     pub fn ids(&self, config: &Config) -> Result<Option<MountIds>, SpecError> {
         if !self.maps_ids() {
             return Ok(None);
@@ -107,7 +189,10 @@ impl Mount {
             [None, None] => match config.namespaces().into_iter().find(|(kind, _)| kind == "user") {
                 Some((_, Some(path))) => IdSource::Namespace(path),
                 _ => match IdMaps::of(config) {
-                    Some(maps) => IdSource::Ranges(maps),
+                    Some(maps) => {
+                        IdMaps::check_own(config)?;
+                        IdSource::Ranges(maps)
+                    }
                     None => {
                         return refuse(
                             "it maps ids, by mappings that neither it nor the container has: give it uidMappings and \
@@ -117,13 +202,18 @@ impl Mount {
                 },
             },
         };
-        match &by {
-            IdSource::Ranges(IdMaps { uids, gids }) if uids.is_empty() || gids.is_empty() => {
-                let name = if uids.is_empty() { "uidMappings" } else { "gidMappings" };
-                refuse(&format!("it maps ids, but {name} is empty: give it ranges"))
+        if let IdSource::Ranges(IdMaps { uids, gids }) = &by {
+            for (name, ranges) in [("uidMappings", uids), ("gidMappings", gids)] {
+                match check(ranges) {
+                    Ok(()) => {}
+                    Err(RangeError::None) => {
+                        return refuse(&format!("it maps ids, but {name} is empty: give it ranges"));
+                    }
+                    Err(err) => return refuse(&format!("{name}: {err}")),
+                }
             }
-            _ => Ok(Some(MountIds { by, recursive })),
         }
+        Ok(Some(MountIds { by, recursive }))
     }
 }
 
@@ -165,9 +255,9 @@ mod tests {
 
     #[test]
     fn how_a_mount_maps_ids() {
-        let one = json!([{"containerID": 0, "hostID": 100_000, "size": 10}, {"hostID": 7, "size": 1}]);
+        let one = json!([{"containerID": 5, "hostID": 100_000, "size": 10}, {"hostID": 7, "size": 1}]);
         let ranges = vec![
-            Mapping { inside: 0, outside: 100_000, size: 10 },
+            Mapping { inside: 5, outside: 100_000, size: 10 },
             // As Go reads it.
             Mapping { inside: 0, outside: 7, size: 1 },
         ];
@@ -201,13 +291,75 @@ mod tests {
             (mount("idmap", &one, null), &user, "no gidMappings: both are needed"),
             (mount("rw", null, &one), &user, "no uidMappings: both are needed"),
             (mount("idmap", null, null), &none, "or the container a user namespace"),
-            (mount("idmap", null, null), &bare, "uidMappings is empty"),
             (mount("rw", &one, &json!([])), &user, "gidMappings is empty"),
             (mount("idmap=uids=0-1-2", null, null), &user, "not given in an option"),
             (tmpfs, &user, "only bind mounts can map ids"),
         ] {
             let err = of(mount, linux).unwrap_err().to_string();
             assert!(err.starts_with("invalid mounts[/d] in config.json: ") && err.contains(words), "{err}");
+        }
+        // It is not the mount that lacks something.
+        let err = of(mount("idmap", null, null), &bare).unwrap_err().to_string();
+        assert!(err.starts_with("invalid linux.uidMappings in config.json: missing"), "{err}");
+        let far = json!([{"containerID": 4_294_967_290_u32, "hostID": 1, "size": 100}]);
+        let err = of(mount("idmap", &one, &far), &user).unwrap_err().to_string();
+        assert!(err.contains("mounts[/d]") && err.contains("gidMappings: range (4294967290 1 100) goes past"), "{err}");
+    }
+
+    #[test]
+    fn ranges_that_the_kernel_does_not_take() {
+        let range = |inside, outside, size| Mapping { inside, outside, size };
+        let many = |n| (0..n).map(|n| range(n, 7 * n, 1)).collect::<Vec<_>>();
+        for (ranges, want) in [
+            (many(340), Ok(())),
+            (many(341), Err("341 ranges: at most 340 are taken")),
+            (vec![], Err("no ranges: give at least one")),
+            (vec![range(5, 0, 5), range(0, 5, 5)], Ok(())),
+            (vec![range(4_294_967_290, 1, 5), range(0, 4_294_967_294, 1)], Ok(())),
+            (
+                vec![range(4_294_967_290, 1, 6)],
+                Err("range (4294967290 1 6) goes past the last id, 4294967294: give it a smaller size"),
+            ),
+            (
+                vec![range(0, 4_294_967_295, 1)],
+                Err("range (0 4294967295 1) goes past the last id, 4294967294: give it a smaller size"),
+            ),
+            (vec![range(3, 4, 0)], Err("range (3 4 0) is empty: give it a size, or leave it out")),
+            (
+                vec![range(4, 100, 1), range(0, 10, 5)],
+                Err("ranges (0 10 5) and (4 100 1) overlap in containerID: give each id once"),
+            ),
+            (
+                vec![range(100, 14, 1), range(0, 10, 5)],
+                Err("ranges (0 10 5) and (100 14 1) overlap in hostID: give each id once"),
+            ),
+        ] {
+            assert_eq!(check(&ranges).map_err(|err| err.to_string()), want.map_err(str::to_owned), "{ranges:?}");
+        }
+    }
+
+    #[test]
+    fn the_containers_own_ranges() {
+        let one = json!([{"hostID": 100_000, "size": 10}]);
+        let two = json!([{"size": 10}, {"containerID": 5, "hostID": 300_000, "size": 10}]);
+        let null = &Value::Null;
+        let of = |namespace: Value, uids: &Value, gids: &Value| {
+            let linux = json!({"namespaces": [namespace], "uidMappings": uids, "gidMappings": gids});
+            IdMaps::check_own(&Config::from_value(json!({"linux": linux}))).map_err(|err| err.to_string())
+        };
+        let made = json!({"type": "user"});
+        for other in [json!({"type": "pid"}), json!({"type": "user", "path": "/proc/1/ns/user"})] {
+            assert_eq!(of(other, null, &two), Ok(()), "they are not looked at");
+        }
+        assert_eq!(of(made.clone(), &one, &one), Ok(()));
+        for (uids, gids, words) in [
+            (null, null, "invalid linux.uidMappings in config.json: missing: "),
+            (&one, null, "invalid linux.gidMappings in config.json: missing: "),
+            (&json!([]), &one, "invalid linux.uidMappings in config.json: missing: "),
+            (&two, &two, "invalid linux.uidMappings in config.json: ranges (0 0 10) and (5 300000 10) overlap"),
+        ] {
+            let err = of(made.clone(), uids, gids).unwrap_err();
+            assert!(err.starts_with(words), "{err}");
         }
     }
 }

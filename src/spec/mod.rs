@@ -35,8 +35,8 @@ const CONFIG_MAX: u64 = 32 << 20;
 /// What is wrong with a bundle or its configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// runc's own text for a bundle without configuration.
-    #[error("JSON specification file {CONFIG} not found")]
+    /// A bundle without configuration; it begins with runc's own text.
+    #[error("JSON specification file {CONFIG} not found in {}: name the bundle's directory with --bundle", dir_of(.0))]
     Missing(PathBuf),
     /// Reading a file of the bundle failed.
     #[error("read {path}: {source}")]
@@ -101,6 +101,10 @@ pub enum SpecError {
     /// Asked for, but not something this runtime does.
     #[error("{0}")]
     Unsupported(&'static str),
+}
+
+fn dir_of(path: &Path) -> std::path::Display<'_> {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")).display()
 }
 
 impl Classify for SpecError {
@@ -576,6 +580,8 @@ mod tests {
     fn a_missing_configuration_has_the_text_that_callers_know() {
         let dir = tempfile::tempdir().unwrap();
         let err = Config::load(dir.path()).unwrap_err();
-        assert_eq!(err.to_string(), "JSON specification file config.json not found");
+        let text = err.to_string();
+        let rest = text.strip_prefix("JSON specification file config.json not found").unwrap();
+        assert_eq!(rest, format!(" in {}: name the bundle's directory with --bundle", dir.path().display()));
     }
 }

@@ -166,7 +166,8 @@ fn sleep(parent: u32) -> ! {
     }
 }
 
-fn shown(ranges: &[IdRange]) -> String {
+/// Ranges as the text of an error has them: not more of them than a person reads.
+pub fn shown(ranges: &[IdRange]) -> String {
     let first: Vec<String> = ranges.iter().take(SHOWN).map(IdRange::to_string).collect();
     match ranges.len() {
         0 => "no ranges".into(),

@@ -77,7 +77,16 @@ fn below_a_mount_another_tree_counts() {
     assert_eq!(lookup(&view, &"/a/work/first".into(), Namespace::Trusted).unwrap().map(|e| e.layer), Some(2));
     assert_eq!(lookup(&view, &"/a/work/hidden".into(), Namespace::Trusted).unwrap(), None);
     let mut text = Vec::new();
-    patch(&[upper.as_fd()], &view, &diff.changes, Namespace::Trusted, &PatchLimits::default(), &mut text).unwrap();
+    patch(
+        &[upper.as_fd()],
+        &view,
+        &diff.changes,
+        Namespace::Trusted,
+        &PatchLimits::default(),
+        &|uid, gid| (uid, gid),
+        &mut text,
+    )
+    .unwrap();
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("--- a/a/work/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-1"), "{text}");
     assert!(text.contains("--- a/a/work/mod\n+++ b/a/work/mod\n@@ -1 +1 @@\n-1"), "{text}");

@@ -547,7 +547,16 @@ fn patches_apply() {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = lab.diff(1, &Options { renames: true, ..lab.options() });
     let mut text = Vec::new();
-    patch(&fds[..1], &fds[1..], &diff.changes, Namespace::Trusted, &PatchLimits::default(), &mut text).unwrap();
+    patch(
+        &fds[..1],
+        &fds[1..],
+        &diff.changes,
+        Namespace::Trusted,
+        &PatchLimits::default(),
+        &|uid, gid| (uid, gid),
+        &mut text,
+    )
+    .unwrap();
     let shown = String::from_utf8(text.clone()).unwrap();
     assert!(shown.contains("Binary file /bin changed: 2 -> 3 bytes\n"), "{shown}");
     assert!(shown.contains("+++ \"b/new\\nline\"\n"), "{shown}");
@@ -574,6 +583,50 @@ fn patches_apply() {
     assert_eq!(diff.changes.iter().filter(|change| change.kind == Kind::Renamed).count(), 1);
 }
 
+/// Both values of what has short ones, owners as the container sees them; of the rest the name.
+#[test]
+fn a_patch_tells_metadata_before_and_after() {
+    let mut lab = Lab::new(|root| {
+        fs::create_dir(root.join("dir")).unwrap();
+        for name in ["file", "dir"] {
+            touch(&root.join(name), 1_000_000_000, 0);
+        }
+    });
+    lab.exec(|root| {
+        for name in ["file", "dir"] {
+            std::os::unix::fs::chown(root.join(name), Some(100_001), Some(100_002)).unwrap();
+            setxattr(root.join(name), "user.short", b"a\x1b[m", XattrFlags::empty()).unwrap();
+        }
+        setxattr(root.join("file"), "user.long", &[b'x'; 65], XattrFlags::empty()).unwrap();
+        acl(root.join("file"));
+        touch(&root.join("file"), 1_000_000_001, 5_000_000);
+    });
+    let fds = open_all(&lab.lowers());
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let diff = lab.diff(1, &lab.options());
+    let inside = |uid: u32, gid: u32| (uid.saturating_sub(100_000), gid.saturating_sub(100_000));
+    let mut text = Vec::new();
+    patch(&fds[..1], &fds[1..], &diff.changes, Namespace::Trusted, &PatchLimits::default(), &inside, &mut text)
+        .unwrap();
+    let long = "x".repeat(64);
+    let wanted = format!(
+        "Metadata of /dir changed: owner 0:0 -> 1:2, xattr:user.short none -> \"a\\x1b[m\"\n\
+         Metadata of /file changed: mode 0644 -> 0640, owner 0:0 -> 1:2, mtime 2001-09-09T01:46:40Z -> 2001-09-09T01:46:41.005Z, acl, \
+         xattr:user.long none -> \"{long}\"… (65 bytes), xattr:user.short none -> \"a\\x1b[m\"\n"
+    );
+    assert_eq!(String::from_utf8(text).unwrap(), wanted);
+}
+
+/// A file or directory (a file is made) with this modification time.
+fn touch(path: &Path, seconds: i64, nanoseconds: i64) {
+    if !path.exists() {
+        put(path, b"");
+    }
+    let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty()).unwrap();
+}
+
 /// A renamed file's capabilities can differ, and git's form has no word for them.
 #[test]
 fn a_patch_tells_what_else_differs_in_a_renamed_file() {
@@ -588,7 +641,16 @@ fn a_patch_tells_what_else_differs_in_a_renamed_file() {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = lab.diff(1, &Options { renames: true, ..lab.options() });
     let mut text = Vec::new();
-    patch(&fds[..1], &fds[1..], &diff.changes, Namespace::Trusted, &PatchLimits::default(), &mut text).unwrap();
+    patch(
+        &fds[..1],
+        &fds[1..],
+        &diff.changes,
+        Namespace::Trusted,
+        &PatchLimits::default(),
+        &|uid, gid| (uid, gid),
+        &mut text,
+    )
+    .unwrap();
     let shown = String::from_utf8(text).unwrap();
     let wanted = "Metadata of /renamed changed: capability\ndiff --git a/old b/renamed\nsimilarity index 100%\n\
                   rename from old\nrename to renamed\n";

@@ -122,6 +122,9 @@ fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     if request.detach && terminal && request.console_socket.is_none() {
         return Err(crate::runtime::RuntimeError::ConsoleSocketMissing.into());
     }
+    if terminal && !request.detach {
+        crate::runtime::callers_terminal()?;
+    }
     if let Some(path) = &request.result {
         // Before the command runs; afterwards a failure can only be warned of.
         let dir = path.parent().unwrap_or(path);

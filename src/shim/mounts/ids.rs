@@ -5,11 +5,9 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::spec::idmap::{self, Mapping};
 use crate::sys::SysError;
 use crate::sys::userns::{self, IdRange};
-
-/// The most ranges that the kernel takes for one namespace (user_namespaces(7)).
-const RANGES_MAX: usize = 340;
 
 /// The options by which users and groups are mapped.
 pub const KEYS: [&str; 2] = ["uidmap", "gidmap"];
@@ -60,28 +58,17 @@ impl Ids {
 fn ranges(value: &str) -> Result<Vec<IdRange>, String> {
     let all = value.split(',').map(range).collect::<Option<Vec<_>>>();
     let all = all.ok_or("not INSIDE:OUTSIDE:SIZE, ids of 32 bits, more of them with commas in between")?;
-    if all.len() > RANGES_MAX {
-        return Err(format!("{} ranges, at most {RANGES_MAX} are taken", all.len()));
-    }
-    for side in [|range: &IdRange| range.inside, |range: &IdRange| range.outside] {
-        let mut sorted: Vec<_> = all.iter().map(|range| (side(range), range.size)).collect();
-        sorted.sort_unstable();
-        // No sum is too large: see `range`.
-        if sorted.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
-            return Err("ranges that overlap".into());
-        }
-    }
+    let mappings = all.iter().map(|&IdRange { inside, outside, size }| Mapping { inside, outside, size });
+    idmap::check(&mappings.collect::<Vec<_>>()).map_err(|err| err.to_string())?;
     Ok(all)
 }
 
-/// `0:100000:65536`; none where a number is missing, there are no ids in it, or it goes past the last one.
+/// `0:100000:65536`; none where a number is missing.
 fn range(text: &str) -> Option<IdRange> {
     let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     let (inside, rest) = text.split_once(':')?;
     let (outside, size) = rest.split_once(':')?;
-    let range = IdRange { inside: number(inside)?, outside: number(outside)?, size: number(size)? };
-    let ends = |first: u32| first.checked_add(range.size).is_some();
-    (range.size > 0 && ends(range.inside) && ends(range.outside)).then_some(range)
+    Some(IdRange { inside: number(inside)?, outside: number(outside)?, size: number(size)? })
 }
 
 #[cfg(test)]
@@ -119,11 +106,11 @@ mod tests {
             ("+1:1:2", "INSIDE:OUTSIDE:SIZE"),
             (" 1:1:2", "INSIDE:OUTSIDE:SIZE"),
             ("0::2", "INSIDE:OUTSIDE:SIZE"),
-            ("0:1:0", "INSIDE:OUTSIDE:SIZE"),
+            ("0:1:0", "is empty"),
             ("4294967296:1:1", "INSIDE:OUTSIDE:SIZE"),
             // The last number is nobody's id.
-            ("0:4294967295:1", "INSIDE:OUTSIDE:SIZE"),
-            ("4294967290:0:6", "INSIDE:OUTSIDE:SIZE"),
+            ("0:4294967295:1", "goes past the last id"),
+            ("4294967290:0:6", "goes past the last id"),
             ("0:10:5,4:100:1", "overlap"),
             ("0:10:5,100:14:1", "overlap"),
             (&many, "at most 340"),
