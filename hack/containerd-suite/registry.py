@@ -150,7 +150,9 @@ owned = tar([("test_dir", None, 65534)])
 image("busybox:1.36", [rootfs, more], SHELL)
 image("alpine:3.14.0", [rootfs], SHELL)
 image("pause:3.10", [rootfs, pause], {**SHELL, "Cmd": None, "Entrypoint": ["/pause"]})
-image("nginx:1.27.0", [rootfs], SHELL)
+# Like the server it opens its error output by name, which only who owns the pipe may; it says that it runs, and goes on.
+server = "echo start worker processes >/dev/stderr && exec sleep 1000000"
+image("nginx:1.27.0", [rootfs], {**SHELL, "Cmd": ["sh", "-c", server]})
 image("resource-consumer:1.10", [rootfs], SHELL)
 image("volume-copy-up:2.2", [rootfs, files], {**SHELL, "Volumes": {volume: {} for volume in volumes}})
 image("volume-ownership:2.1", [rootfs, more, owned], {**SHELL, "User": "65534", "Volumes": {"/test_dir": {}}})
