@@ -14,7 +14,7 @@ use super::facts::Judged;
 use super::place::{Place, What};
 use crate::spec::idmap::{IdMaps, IdSource, Mapping, MountIds};
 use crate::spec::{Config, Mount};
-use crate::sys::mountattr::{self, MountAttr};
+use crate::sys::mountattr::{self, ATIME, MountAttr};
 use crate::sys::userns::{self, IdRange};
 use crate::sys::{SysError, locked, mountinfo, ns, proc};
 
@@ -211,30 +211,6 @@ fn can_map(path: &Path, by: &IdSource, namespaces: &mut Namespaces) -> bool {
     map(&tree, &MountIds { by: by.clone(), recursive: false }, namespaces).is_ok()
 }
 
-/// The bits of a mount's access time field, of which one at most is set (`MOUNT_ATTR__ATIME`).
-const ATIME: u64 = 0x70;
-
-/// Options that are flags of a mount: what each sets and clears. With an `r` in front they hold for what is mounted below, too.
-const FLAGS: [(&str, u64, u64); 17] = [
-    ("ro", mountattr::RDONLY, 0),
-    ("rw", 0, mountattr::RDONLY),
-    ("nosuid", mountattr::NOSUID, 0),
-    ("suid", 0, mountattr::NOSUID),
-    ("nodev", mountattr::NODEV, 0),
-    ("dev", 0, mountattr::NODEV),
-    ("noexec", mountattr::NOEXEC, 0),
-    ("exec", 0, mountattr::NOEXEC),
-    ("noatime", libc::MOUNT_ATTR_NOATIME, ATIME),
-    ("atime", 0, ATIME),
-    ("relatime", 0, ATIME),
-    ("strictatime", libc::MOUNT_ATTR_STRICTATIME, ATIME),
-    ("nostrictatime", 0, ATIME),
-    ("nodiratime", libc::MOUNT_ATTR_NODIRATIME, 0),
-    ("diratime", 0, libc::MOUNT_ATTR_NODIRATIME),
-    ("nosymfollow", libc::MOUNT_ATTR_NOSYMFOLLOW, 0),
-    ("symfollow", 0, libc::MOUNT_ATTR_NOSYMFOLLOW),
-];
-
 /// Flags to set, after others have been cleared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Flags {
@@ -242,13 +218,11 @@ struct Flags {
     clear: u64,
 }
 
-/// What the options with this prefix make of a mount's flags: of two that contradict each other the last.
+/// What the options with this prefix make of a mount's flags: of two that contradict each other the last. With an `r` in front
+/// they hold for what is mounted below, too.
 fn flags(mount: &Mount, prefix: &str) -> Flags {
-    let known = |option: &String| {
-        let name = option.strip_prefix(prefix)?;
-        FLAGS.iter().find(|(known, ..)| *known == name)
-    };
-    mount.options.iter().filter_map(known).fold(Flags::default(), |flags, (_, set, clear)| Flags {
+    let known = |option: &String| mountattr::flags_of(option.strip_prefix(prefix)?);
+    mount.options.iter().filter_map(known).fold(Flags::default(), |flags, (set, clear)| Flags {
         set: flags.set & !clear | set,
         clear: flags.clear & !(set & !ATIME) | clear,
     })
@@ -267,19 +241,7 @@ fn of_the_hosts(engine: &Config) -> Option<u64> {
 
 /// The last propagation option of a mount, and whether it is recursive.
 pub(super) fn propagation(mount: &Mount) -> Option<(u64, bool)> {
-    mount.options.iter().rev().find_map(|option| {
-        Some(match option.as_str() {
-            "private" => (libc::MS_PRIVATE, false),
-            "rprivate" => (libc::MS_PRIVATE, true),
-            "slave" => (libc::MS_SLAVE, false),
-            "rslave" => (libc::MS_SLAVE, true),
-            "shared" => (libc::MS_SHARED, false),
-            "rshared" => (libc::MS_SHARED, true),
-            "unbindable" => (libc::MS_UNBINDABLE, false),
-            "runbindable" => (libc::MS_UNBINDABLE, true),
-            _ => return None,
-        })
-    })
+    mount.options.iter().rev().find_map(|option| mountattr::propagation_of(option))
 }
 
 #[cfg(test)]

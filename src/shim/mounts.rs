@@ -29,47 +29,6 @@ const STACKED: usize = 1000;
 /// This thread's mounts.
 const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 
-/// The bits of a mount's access time field, of which one at most is set (`MOUNT_ATTR__ATIME`).
-const ATIME: u64 = 0x70;
-const NOATIME: u64 = libc::MOUNT_ATTR_NOATIME;
-const STRICTATIME: u64 = libc::MOUNT_ATTR_STRICTATIME;
-const NODIRATIME: u64 = libc::MOUNT_ATTR_NODIRATIME;
-const NOSYMFOLLOW: u64 = libc::MOUNT_ATTR_NOSYMFOLLOW;
-
-/// Options that are flags of the mount, not of the file system: what each sets and clears.
-const FLAGS: &[(&str, u64, u64)] = &[
-    ("ro", mountattr::RDONLY, 0),
-    ("rw", 0, mountattr::RDONLY),
-    ("nosuid", mountattr::NOSUID, 0),
-    ("suid", 0, mountattr::NOSUID),
-    ("nodev", mountattr::NODEV, 0),
-    ("dev", 0, mountattr::NODEV),
-    ("noexec", mountattr::NOEXEC, 0),
-    ("exec", 0, mountattr::NOEXEC),
-    ("noatime", NOATIME, ATIME),
-    ("atime", 0, ATIME),
-    ("relatime", 0, ATIME),
-    ("norelatime", STRICTATIME, ATIME),
-    ("strictatime", STRICTATIME, ATIME),
-    ("nostrictatime", 0, ATIME),
-    ("nodiratime", NODIRATIME, 0),
-    ("diratime", 0, NODIRATIME),
-    ("nosymfollow", NOSYMFOLLOW, 0),
-    ("symfollow", 0, NOSYMFOLLOW),
-];
-
-/// Options that say with whom mounts below are shared, and whether for all below.
-const PROPAGATION: &[(&str, u64, bool)] = &[
-    ("private", libc::MS_PRIVATE, false),
-    ("rprivate", libc::MS_PRIVATE, true),
-    ("slave", libc::MS_SLAVE, false),
-    ("rslave", libc::MS_SLAVE, true),
-    ("shared", libc::MS_SHARED, false),
-    ("rshared", libc::MS_SHARED, true),
-    ("unbindable", libc::MS_UNBINDABLE, false),
-    ("runbindable", libc::MS_UNBINDABLE, true),
-];
-
 /// One mount's options, read.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
@@ -193,15 +152,15 @@ fn read(each: &Mount) -> Result<Options, ShimError> {
         options.bind = Some(false);
     }
     for word in each.options.iter().flat_map(|word| split(&each.type_, word)) {
-        if let Some((_, set, clear)) = FLAGS.iter().find(|(name, ..)| *name == word) {
+        if let Some((set, clear)) = mountattr::flags_of(word) {
             options.set = options.set & !clear | set;
             options.clear = options.clear & !set | clear;
             // The file system, too, is not written to then.
             if word == "ro" {
                 options.data.push((word.to_owned(), None));
             }
-        } else if let Some((_, propagation, recursive)) = PROPAGATION.iter().find(|(name, ..)| *name == word) {
-            options.propagation = Some((*propagation, *recursive));
+        } else if let Some(propagation) = mountattr::propagation_of(word) {
+            options.propagation = Some(propagation);
         } else {
             match word {
                 "bind" => options.bind = Some(options.bind.unwrap_or_default()),
@@ -337,7 +296,10 @@ mod tests {
         let data = [("userxattr", None), ("ro", None), ("context", Some("u:r:t:s0:c1,c2")), ("index", Some("off"))];
         assert_eq!(labelled.data, data.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))));
         let bind = read(&of("bind", "/a", &["ro", "rbind", "rw", "noatime", "rprivate"])).unwrap();
-        assert_eq!((bind.bind, bind.set, bind.clear), (Some(true), NOATIME, mountattr::RDONLY | ATIME));
+        assert_eq!(
+            (bind.bind, bind.set, bind.clear),
+            (Some(true), libc::MOUNT_ATTR_NOATIME, mountattr::RDONLY | mountattr::ATIME)
+        );
         assert_eq!(bind.propagation, Some((libc::MS_PRIVATE, true)));
         assert!(read(&of("ext4", "/a", &["loop"])).unwrap().image);
         assert!(matches!(read(&of("bind", "/", &["remount"])), Err(ShimError::Invalid(_))));

@@ -21,6 +21,46 @@ pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 /// No execution.
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+/// The bits of a mount's access time field, of which one at most is set (`MOUNT_ATTR__ATIME`).
+pub const ATIME: u64 = 0x70;
+
+/// What the option `name` of mount(8) sets and clears of a mount's flags; none if it is no flag of a mount.
+pub fn flags_of(name: &str) -> Option<(u64, u64)> {
+    Some(match name {
+        "ro" => (RDONLY, 0),
+        "rw" => (0, RDONLY),
+        "nosuid" => (NOSUID, 0),
+        "suid" => (0, NOSUID),
+        "nodev" => (NODEV, 0),
+        "dev" => (0, NODEV),
+        "noexec" => (NOEXEC, 0),
+        "exec" => (0, NOEXEC),
+        "noatime" => (libc::MOUNT_ATTR_NOATIME, ATIME),
+        "strictatime" | "norelatime" => (libc::MOUNT_ATTR_STRICTATIME, ATIME),
+        "atime" | "relatime" | "nostrictatime" => (0, ATIME),
+        "nodiratime" => (libc::MOUNT_ATTR_NODIRATIME, 0),
+        "diratime" => (0, libc::MOUNT_ATTR_NODIRATIME),
+        "nosymfollow" => (libc::MOUNT_ATTR_NOSYMFOLLOW, 0),
+        "symfollow" => (0, libc::MOUNT_ATTR_NOSYMFOLLOW),
+        _ => return None,
+    })
+}
+
+/// The propagation that the option `name` of mount(8) gives (see [`MountAttr`]), and whether to all below too; none if it is
+/// another option.
+pub fn propagation_of(name: &str) -> Option<(u64, bool)> {
+    Some(match name {
+        "private" => (libc::MS_PRIVATE, false),
+        "rprivate" => (libc::MS_PRIVATE, true),
+        "slave" => (libc::MS_SLAVE, false),
+        "rslave" => (libc::MS_SLAVE, true),
+        "shared" => (libc::MS_SHARED, false),
+        "rshared" => (libc::MS_SHARED, true),
+        "unbindable" => (libc::MS_UNBINDABLE, false),
+        "runbindable" => (libc::MS_UNBINDABLE, true),
+        _ => return None,
+    })
+}
 
 /// Applies `attr` to the mount whose root is `mount` (an `O_PATH` descriptor will do), and to all under it if
 /// `recursive`.
