@@ -109,10 +109,13 @@ TOML
   container_annotations = ["dev.agentsbx.*"]
 # No SystemdCgroup: where the kubelet's cgroups are systemd's, its paths say so.
 #
-# For pods with hostUsers: false containerd must be told by this type that there are user namespaces; ConfigPath is then no
-# option (docs/containerd.md):
+# Pods with hostUsers: false want a class of this type, by which containerd knows of user namespaces. ConfigPath is no option of
+# it (docs/containerd.md).
+#[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.agentsbx-userns]
 #  runtime_type = "io.containerd.runc.v2"
 #  runtime_path = "$shim"
+#  pod_annotations = ["dev.agentsbx.*"]
+#  container_annotations = ["dev.agentsbx.*"]
 TOML
     put "$share/runtimeclass.yaml" <<YAML
 # For Kubernetes, once containerd knows the runtime: pods choose it with runtimeClassName: agentsbx

@@ -290,7 +290,7 @@ fn what_cannot_be_installed_is_refused() {
 }
 
 /// containerd 1.x forgets runc once another runtime is named, and then serves no CRI; the snippet has what helps. On a node
-/// whose file names runc it must not be there twice.
+/// whose file names runc it must not be there twice. For 2.x it has a class for pods with user namespaces.
 #[test]
 fn containerd_takes_the_snippets() {
     let machine = Machine::new();
@@ -309,10 +309,15 @@ fn containerd_takes_the_snippets() {
             let dump = dump.ok().replace('\'', "\"");
             assert!(dump.contains("runtime_type = \"io.containerd.agentsbx.v1\""), "{dump}");
             assert!(dump.contains("pod_annotations = [\"dev.agentsbx.*\"]"), "{dump}");
-            ["runc", "agentsbx"].map(|name| dump.contains(&format!("runtimes.{name}]\n")))
+            let by_path = "runtime_path = \"/opt/sbx/bin/containerd-shim-agentsbx-v1\"\n";
+            let classes = ["runc", "agentsbx", "agentsbx-userns"];
+            (classes.map(|name| dump.contains(&format!("runtimes.{name}]\n"))), dump.contains(by_path))
         };
-        let forgets = release != Release::C2;
-        assert_eq!((known(&text), whole != text), ([!forgets, true], forgets), "{}", release.version());
-        assert_eq!(known(&whole), [true, true], "{}", release.version());
+        assert_ne!(whole, text);
+        let (named, all) = match release {
+            Release::C2 => (([true, true, false], false), ([true, true, true], true)),
+            _ => (([false, true, false], false), ([true, true, false], false)),
+        };
+        assert_eq!((known(&text), known(&whole)), (named, all), "{}", release.version());
     }
 }
