@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::leaks::REAPERS_CHILD;
 use crate::support::Cmd;
 use crate::support::Env;
 use crate::support::bundle::Bundle;
@@ -127,6 +128,9 @@ fn processes(root: &Path, group: &str) -> Vec<String> {
     for entry in fs::read_dir("/proc").expect("list /proc").flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if line == REAPERS_CHILD {
+            continue;
+        }
         let environ = fs::read(entry.path().join("environ")).unwrap_or_default();
         let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
         let root = root.as_os_str().as_bytes();

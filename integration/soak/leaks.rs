@@ -11,7 +11,9 @@ use crate::support::bundle::Bundle;
 use crate::support::{Cmd, Env};
 
 /// Its first process reaps what is orphaned: one that does not collects zombies, under any runtime.
-pub const REAPER: [&str; 3] = ["sh", "-c", "while :; do sleep 0.2; done"];
+pub const REAPER: [&str; 3] = ["sh", "-c", "while :; do sleep 0.2017; done"];
+/// The command line of its only child, which is there most of the time.
+pub const REAPERS_CHILD: &[u8] = b"sleep\x000.2017\0";
 
 /// A container with a seccomp rule that refuses `mkdir` with EACCES, and a limit of memory.
 fn confined(env: &Env) -> Bundle<'_> {
