@@ -303,7 +303,10 @@ fn mounts_of_the_host_are_locked_for_a_user_namespace() {
     fs::create_dir(dir.join("below")).expect("mkdir");
     fs::write(dir.join("below/covered"), "covered\n").expect("write");
     Cmd::new("mount").arg("--bind").args([&dir, &dir]).ok();
-    Cmd::new("mount").args(["-t", "tmpfs", "cover"]).arg(dir.join("below")).ok();
+    // Of the same file system: others, as a tmpfs, are mapped by newer kernels only.
+    let cover = env.dir.join("cover");
+    fs::create_dir(&cover).expect("mkdir");
+    Cmd::new("mount").arg("--bind").args([&cover, &dir.join("below")]).ok();
     Cmd::new("mount").args(["-o", "remount,bind,ro,nosuid"]).arg(&dir).ok();
     fs::set_permissions(env.dir.join("closed"), fs::Permissions::from_mode(0o700)).expect("chmod");
     let writable = volume(&env, "writable");
