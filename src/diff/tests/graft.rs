@@ -5,9 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::diff::{
-    Diff, Graft, Kind, Namespace, Options, PatchLimits, PathBytes, View, compare, lookup, patch, refresh_passed, seal,
-};
+use super::lab::patch_of;
+use crate::diff::{Diff, Graft, Kind, Namespace, Options, PathBytes, View, compare, lookup, refresh_passed, seal};
 
 /// Trees made by hand.
 pub(crate) struct Trees(tempfile::TempDir);
@@ -76,17 +75,7 @@ fn below_a_mount_another_tree_counts() {
     assert_eq!(diff.unchanged, ["/a/b", "/a/work/same"].map(PathBytes::from));
     assert_eq!(lookup(&view, &"/a/work/first".into(), Namespace::Trusted).unwrap().map(|e| e.layer), Some(2));
     assert_eq!(lookup(&view, &"/a/work/hidden".into(), Namespace::Trusted).unwrap(), None);
-    let mut text = Vec::new();
-    patch(
-        &[upper.as_fd()],
-        &view,
-        &diff.changes,
-        Namespace::Trusted,
-        &PatchLimits::default(),
-        &|uid, gid| (uid, gid),
-        &mut text,
-    )
-    .unwrap();
+    let text = patch_of(&[upper.as_fd()], &view, &diff, &|uid, gid| (uid, gid));
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("--- a/a/work/gone\n+++ /dev/null\n@@ -1 +0,0 @@\n-1"), "{text}");
     assert!(text.contains("--- a/a/work/mod\n+++ b/a/work/mod\n@@ -1 +1 @@\n-1"), "{text}");

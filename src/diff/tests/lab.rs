@@ -11,7 +11,7 @@ use rustix::mount::{
 use tempfile::TempDir;
 
 use super::walk::{Tree, lines, truth, walk};
-use crate::diff::{Diff, Namespace, Options, compare};
+use crate::diff::{Diff, Namespace, Options, PatchLimits, View, compare, patch};
 
 /// A container's root filesystem, with layers over it.
 pub struct Lab {
@@ -162,4 +162,17 @@ pub fn copy_root(from: &Path, to: &Path) {
 /// The directories, open.
 pub fn open_all(paths: &[PathBuf]) -> Vec<File> {
     paths.iter().map(|path| File::open(path).unwrap()).collect()
+}
+
+/// The changes as a patch, whose owners are what `owners` makes of those of the layers.
+pub fn patch_of<'a>(
+    uppers: &[BorrowedFd<'_>],
+    lowers: impl Into<View<'a>>,
+    diff: &Diff,
+    owners: &dyn Fn(u32, u32) -> (u32, u32),
+) -> Vec<u8> {
+    let mut text = Vec::new();
+    let (namespace, limits) = (Namespace::Trusted, PatchLimits::default());
+    patch(uppers, lowers, &diff.changes, namespace, &limits, owners, &mut text).unwrap();
+    text
 }

@@ -9,11 +9,10 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType as RawType, Mode, XattrFlags, mknodat, setxattr};
 
-use super::lab::{Lab, open_all};
+use super::lab::{Lab, open_all, patch_of};
 use super::walk::{lines, truth};
 use crate::diff::{
-    Diff, Kind, Namespace, Options, PatchLimits, PathBytes, Touched, conflicts, lookup, patch, refresh_passed, seal,
-    touched,
+    Diff, Kind, Namespace, Options, PathBytes, Touched, conflicts, lookup, refresh_passed, seal, touched,
 };
 
 fn put(path: impl AsRef<Path>, bytes: &[u8]) {
@@ -546,17 +545,7 @@ fn patches_apply() {
     let fds = open_all(&lab.lowers());
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = lab.diff(1, &Options { renames: true, ..lab.options() });
-    let mut text = Vec::new();
-    patch(
-        &fds[..1],
-        &fds[1..],
-        &diff.changes,
-        Namespace::Trusted,
-        &PatchLimits::default(),
-        &|uid, gid| (uid, gid),
-        &mut text,
-    )
-    .unwrap();
+    let text = patch_of(&fds[..1], &fds[1..], &diff, &|uid, gid| (uid, gid));
     let shown = String::from_utf8(text.clone()).unwrap();
     assert!(shown.contains("Binary file /bin changed: 2 -> 3 bytes\n"), "{shown}");
     assert!(shown.contains("+++ \"b/new\\nline\"\n"), "{shown}");
@@ -605,9 +594,7 @@ fn a_patch_tells_metadata_before_and_after() {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = lab.diff(1, &lab.options());
     let inside = |uid: u32, gid: u32| (uid.saturating_sub(100_000), gid.saturating_sub(100_000));
-    let mut text = Vec::new();
-    patch(&fds[..1], &fds[1..], &diff.changes, Namespace::Trusted, &PatchLimits::default(), &inside, &mut text)
-        .unwrap();
+    let text = patch_of(&fds[..1], &fds[1..], &diff, &inside);
     let long = "x".repeat(64);
     let wanted = format!(
         "Metadata of /dir changed: owner 0:0 -> 1:2, xattr:user.short none -> \"a\\x1b[m\"\n\
@@ -640,17 +627,7 @@ fn a_patch_tells_what_else_differs_in_a_renamed_file() {
     let fds = open_all(&lab.lowers());
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let diff = lab.diff(1, &Options { renames: true, ..lab.options() });
-    let mut text = Vec::new();
-    patch(
-        &fds[..1],
-        &fds[1..],
-        &diff.changes,
-        Namespace::Trusted,
-        &PatchLimits::default(),
-        &|uid, gid| (uid, gid),
-        &mut text,
-    )
-    .unwrap();
+    let text = patch_of(&fds[..1], &fds[1..], &diff, &|uid, gid| (uid, gid));
     let shown = String::from_utf8(text).unwrap();
     let wanted = "Metadata of /renamed changed: capability\ndiff --git a/old b/renamed\nsimilarity index 100%\n\
                   rename from old\nrename to renamed\n";
