@@ -63,7 +63,7 @@ impl Lab {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && errors.is_empty(), "{}: {errors}", output.status);
         let result = BootstrapResult::parse_from_bytes(&output.stdout).expect("a result");
-        assert_eq!((result.version, result.protocol.as_str()), (3, "ttrpc"));
+        assert_eq!((result.version, result.protocol.as_str()), (2, "ttrpc"));
         result.address
     }
 

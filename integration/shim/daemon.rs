@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,6 +26,8 @@ pub enum Release {
     C17,
     /// 2.x of unstable.
     C2,
+    /// The same, with a go-between that starts the shim, and reads its answer, in the form of 2.3 and later.
+    C23,
 }
 
 /// Who stands between containerd and the container.
@@ -40,7 +43,7 @@ pub enum Shim {
 
 impl Release {
     /// All of them.
-    pub const ALL: [Release; 3] = [Release::C16, Release::C17, Release::C2];
+    pub const ALL: [Release; 4] = [Release::C16, Release::C17, Release::C2, Release::C23];
 
     fn all() -> &'static Path {
         static ONCE: OnceLock<PathBuf> = OnceLock::new();
@@ -60,7 +63,7 @@ impl Release {
         Release::all().join(match self {
             Release::C16 => "1.6",
             Release::C17 => "1.7",
-            Release::C2 => "2",
+            Release::C2 | Release::C23 => "2",
         })
     }
 
@@ -71,7 +74,14 @@ impl Release {
 
     /// What exactly it is: `containerd 1.7.24, docker 26.1.5`.
     pub fn version(self) -> String {
-        fs::read_to_string(self.dir().join("version")).expect("read the version").trim().to_owned()
+        let version = fs::read_to_string(self.dir().join("version")).expect("read the version");
+        let form = if self == Release::C23 { " asking as 2.3" } else { "" };
+        version.trim().replacen(',', &format!("{form},"), 1)
+    }
+
+    /// Whether it is of 2.x.
+    pub fn is_2(self) -> bool {
+        matches!(self, Release::C2 | Release::C23)
     }
 
     fn short(self) -> &'static str {
@@ -79,6 +89,7 @@ impl Release {
             Release::C16 => "c16",
             Release::C17 => "c17",
             Release::C2 => "c2",
+            Release::C23 => "c23",
         }
     }
 }
@@ -115,7 +126,14 @@ pub fn fill_path(release: Release, dir: &Path) {
         link(&path, &path.file_name().expect("a name").to_string_lossy());
     }
     link(&binary(), "agentsbx");
-    link(&shim_binary(), "containerd-shim-agentsbx-v1");
+    let shim = "containerd-shim-agentsbx-v1";
+    if release == Release::C23 {
+        let text = include_str!("asks-as-2.3.py").replace("@SHIM@", &shim_binary().display().to_string());
+        fs::write(dir.join(shim), text).expect("write the go-between");
+        fs::set_permissions(dir.join(shim), fs::Permissions::from_mode(0o755)).expect("chmod");
+    } else {
+        link(&shim_binary(), shim);
+    }
 }
 
 /// A running containerd. Dropping it ends it with all its tasks; the guard does that for those that are never dropped.
@@ -159,7 +177,7 @@ pub struct Setup {
 impl Containerd {
     /// The one that tests share which do not kill it.
     pub fn shared(release: Release) -> &'static Containerd {
-        static ALL: [OnceLock<Containerd>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        static ALL: [OnceLock<Containerd>; Release::ALL.len()] = [const { OnceLock::new() }; Release::ALL.len()];
         ALL[release as usize].get_or_init(|| Containerd::start(release))
     }
 

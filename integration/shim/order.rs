@@ -112,6 +112,12 @@ fn the_events_are_those_of_the_stock_shim_with_containerd_2() {
     same_events(Release::C2);
 }
 
+/// containerd 2.x, asking as 2.3.
+#[test]
+fn the_events_are_those_of_the_stock_shim_with_containerd_23() {
+    same_events(Release::C23);
+}
+
 /// A container that ends at once, 40 times: `create` before `start` before `exit` before `delete`, each once.
 #[test]
 fn a_short_life_is_told_in_order() {

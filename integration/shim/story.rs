@@ -424,14 +424,15 @@ struct Column {
     scene: fn() -> Scene,
 }
 
-/// Every step with containerd 1.6, 1.7 and 2.x, and with Docker 26 and 28. `AGENTSBX_IT_ONLY=1.7` leaves out those whose
+/// Every step with containerd 1.6, 1.7, 2.x and 2.x asking as 2.3, and with Docker 26 and 28. `AGENTSBX_IT_ONLY=1.7` leaves out those whose
 /// name has no such text in it.
 #[test]
 fn a_users_story_with_every_release() {
-    let containerds: [(Release, fn() -> Scene); 3] = [
+    let containerds: [(Release, fn() -> Scene); 4] = [
         (Release::C16, || ctr_scene(Release::C16)),
         (Release::C17, || ctr_scene(Release::C17)),
         (Release::C2, || ctr_scene(Release::C2)),
+        (Release::C23, || ctr_scene(Release::C23)),
     ];
     let dockers: [(Release, fn() -> Scene); 2] =
         [(Release::C17, || docker_scene(Release::C17)), (Release::C2, || docker_scene(Release::C2))];

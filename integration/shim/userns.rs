@@ -111,6 +111,11 @@ fn containerd_2_maps_the_layers() {
 }
 
 #[test]
+fn containerd_2_asking_as_2_3_maps_the_layers() {
+    with(Release::C23, &[&["--remap-labels"][..], &ONE_RANGE].concat(), (100_005, 200_006), (101_001, 201_002));
+}
+
+#[test]
 fn containerd_2_maps_the_layers_by_several_ranges() {
     with(Release::C2, &[&["--remap-labels"][..], &TWO_RANGES].concat(), (100_005, 200_006), (300_001, 400_002));
 }

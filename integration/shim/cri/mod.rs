@@ -12,7 +12,7 @@ mod userns;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::shim::daemon::{Release, SOON, Shim};
@@ -38,6 +38,11 @@ macro_rules! of_each_release {
             #[test]
             fn containerd_2() {
                 super::$name(Release::C2);
+            }
+
+            #[test]
+            fn containerd_2_asking_as_2_3() {
+                super::$name(Release::C23);
             }
         }
     };
@@ -247,6 +252,35 @@ fn containerd_is_killed_and_comes_back(release: Release) {
     took_less(AT_ONCE, "the stop", || stays.stop(GRACE));
     assert_eq!(stays.status()["exit_code"], 5);
     pod.remove();
+}
+
+of_each_release!(a_pods_shim_is_killed);
+
+/// `kill -9` of a pod's shim: containerd finds the pod and its containers ended, and has them deleted, each; an exec of
+/// one ended with it. Another pod goes on. With the pod's removal nothing is left.
+fn a_pods_shim_is_killed(release: Release) {
+    let node = Node::shared(release);
+    let (pod, other) = (node.pod(&json!({})), node.pod(&json!({})));
+    let (a, b, spared) = (pod.idle(), pod.idle(), other.idle());
+    assert!(pod.processes().len() >= 3);
+    let [shim] = node.containerd.shims(Some(&pod.id))[..] else { panic!("not one shim") };
+    thread::scope(|scope| {
+        let exec = scope.spawn(|| a.try_exec(&["sh", "-c", "touch /dev/shm/begun; sleep 100000"], 60));
+        wait_until("the exec", SOON, || b.sh("test -e /dev/shm/begun").code == 0);
+        kill_process(Pid::from_raw(shim).expect("a pid"), Signal::KILL).expect("kill");
+        // containerd says that it does not know how it ended, or what the runtime made of it.
+        let ran = exec.join().expect("the call");
+        assert!(ran.as_ref().map_or(true, |ran| [137, 255].contains(&ran.code)), "{ran:?}");
+    });
+    for container in [&a, &b] {
+        container.ended();
+    }
+    wait_until("the end of the pod", SOON, || pod.status()["state"] == "SANDBOX_NOTREADY");
+    // Before anyone asks for its removal.
+    wait_until("the end of its processes", SOON, || pod.processes().is_empty());
+    assert_eq!(spared.out("echo still here"), "still here");
+    pod.remove_all_traces();
+    other.remove();
 }
 
 of_each_release!(a_child_that_holds_the_output);

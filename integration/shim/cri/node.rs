@@ -44,7 +44,7 @@ pub struct Ran {
 impl Node {
     /// The one that tests share which do not restart it.
     pub fn shared(release: Release) -> &'static Node {
-        static ALL: [OnceLock<Node>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        static ALL: [OnceLock<Node>; Release::ALL.len()] = [const { OnceLock::new() }; Release::ALL.len()];
         ALL[release as usize].get_or_init(|| Node::start(release))
     }
 
@@ -155,7 +155,7 @@ fn config(containerd: &Containerd) -> String {
             let cri = "plugins.'io.containerd.grpc.v1.cri'";
             (2, cri, format!("[{cri}]\n"), String::new())
         }
-        Release::C2 => (
+        Release::C2 | Release::C23 => (
             3,
             "plugins.'io.containerd.cri.v1.runtime'",
             "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n".to_owned(),
@@ -163,16 +163,15 @@ fn config(containerd: &Containerd) -> String {
         ),
     };
     let stream = "stream_server_address = '127.0.0.1'\nstream_server_port = '0'\n";
-    let pause = match containerd.release {
-        Release::C2 => format!("sandbox = '{}'\n", images::PAUSE),
-        _ => format!("sandbox_image = '{}'\n", images::PAUSE),
-    };
+    let is_2 = containerd.release.is_2();
+    let pause = format!("{} = '{}'\n", if is_2 { "sandbox" } else { "sandbox_image" }, images::PAUSE);
     // A score below that of containerd needs CAP_SYS_RESOURCE, which not every machine has.
     let settings = "restrict_oom_score_adj = true\nnetns_mounts_under_state_dir = true\n\
                     tolerate_missing_hugetlb_controller = true\n";
-    let tables = match containerd.release {
-        Release::C2 => format!("{images}{pause}{streams}{stream}[{runtime}]\n{settings}"),
-        _ => format!("{images}{pause}{stream}{settings}"),
+    let tables = if is_2 {
+        format!("{images}{pause}{streams}{stream}[{runtime}]\n{settings}")
+    } else {
+        format!("{images}{pause}{stream}{settings}")
     };
     let conf = containerd.run.join("cni");
     fs::create_dir_all(&conf).expect("make a directory");
@@ -189,10 +188,7 @@ fn config(containerd: &Containerd) -> String {
     });
     fs::write(conf.join("pods.conflist"), network.to_string()).expect("write a network");
     let plugins = Release::cri().join("cni").display().to_string();
-    let plugins = match containerd.release {
-        Release::C2 => format!("bin_dirs = ['{plugins}']"),
-        _ => format!("bin_dir = '{plugins}'"),
-    };
+    let plugins = if is_2 { format!("bin_dirs = ['{plugins}']") } else { format!("bin_dir = '{plugins}'") };
     let classes = classes(containerd, runtime);
     format!(
         "version = {version}\n{tables}[{runtime}.cni]\n{plugins}\nconf_dir = '{conf}'\n\
@@ -210,7 +206,7 @@ fn classes(containerd: &Containerd, runtime: &str) -> String {
     let own = format!("ConfigPath = '{}'", own.display());
     let by_path = format!("runtime_path = '{}'", shim_binary().display());
     let by_path = if shim == Shim::Ours { by_path.as_str() } else { "" };
-    let sandboxer = if containerd.release == Release::C2 { "sandboxer = 'shim'" } else { "" };
+    let sandboxer = if containerd.release.is_2() { "sandboxer = 'shim'" } else { "" };
     let mut classes = String::new();
     for (class, kind, more, options) in [
         // What Kubernetes' users have, one with a configuration of its own, one as kubeadm's nodes have it.
@@ -316,10 +312,16 @@ impl<'a> Pod<'a> {
 
     /// Stops and removes it, with its containers; nothing may be left of it.
     #[track_caller]
-    pub fn remove(mut self) {
-        let containers = self.containers();
-        let before = self.traces(&containers);
+    pub fn remove(self) {
+        let before = self.traces(&self.containers());
         assert!(before.iter().any(|trace| trace.contains("shim")), "no shim: {before:#?}");
+        self.remove_all_traces();
+    }
+
+    /// The same of one whose shim may have gone.
+    #[track_caller]
+    pub fn remove_all_traces(mut self) {
+        let containers = self.containers();
         self.stop();
         self.node.call("RemovePodSandbox", &json!({ "pod_sandbox_id": self.id }));
         self.gone = true;
@@ -339,6 +341,14 @@ impl<'a> Pod<'a> {
         let list = self.node.call("ListContainers", &request);
         let ids = list["containers"].as_array().expect("a list").iter();
         ids.map(|container| container["id"].as_str().expect("an id").to_owned()).collect()
+    }
+
+    /// The pids in its cgroups.
+    pub fn processes(&self) -> BTreeSet<String> {
+        let below = self.config["linux"]["cgroup_parent"].as_str().expect("a path");
+        let list = "find /sys/fs/cgroup -path \"*$0/*\" -name cgroup.procs -exec cat {} + 2>/dev/null; true";
+        let pids = Cmd::new("sh").args(["-c", list, below.trim_start_matches('/')]).ok();
+        pids.split_whitespace().map(str::to_owned).collect()
     }
 
     /// All that there is of it: shim and other processes, files, sockets, mounts, cgroups, addresses, the runtime's state.
