@@ -6,8 +6,6 @@ cd "$(dirname "$0")/.."
 host=$(rustc -vV | sed -n 's/^host: //p')
 LIBSECCOMP_LIB_PATH=$(pkg-config --variable=libdir libseccomp)
 export LIBSECCOMP_LIB_PATH LIBSECCOMP_LINK_TYPE=static RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static"
-AGENTSBX_COMMIT=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
-export AGENTSBX_COMMIT
 export CARGO_TARGET_DIR="$PWD/target"
 cargo build --release --bins --target "$host" >&2
 echo "$PWD/target/$host/release/agentsbx"

@@ -548,4 +548,21 @@ mod tests {
         assert!(lines[0].starts_with("agentsbx version "), "{lines:?}");
         assert!(lines[1].starts_with("commit: ") && lines[2].starts_with("spec: 1."), "{lines:?}");
     }
+
+    /// Only release builds told it.
+    #[test]
+    fn the_commit_is_one_of_the_repository() {
+        let git = |args: &[&str]| {
+            let output = std::process::Command::new("git").current_dir(env!("CARGO_MANIFEST_DIR")).args(args).output();
+            output.ok().filter(|output| output.status.success()).map(|output| output.stdout)
+        };
+        let top = git(&["rev-parse", "--show-toplevel"]).unwrap_or_default();
+        if String::from_utf8_lossy(&top).trim() != env!("CARGO_MANIFEST_DIR") {
+            eprintln!("skipped: what is built is no repository");
+            return;
+        }
+        let version = version();
+        let commit = version.lines().nth(1).and_then(|line| line.strip_prefix("commit: ")).unwrap();
+        assert_eq!(git(&["cat-file", "-t", commit]).as_deref(), Some(&b"commit\n"[..]), "{commit}");
+    }
 }
