@@ -363,6 +363,18 @@ fn a_value_of_the_wrong_type_is_told_with_its_field() {
     }
 }
 
+/// Lists of values, in the order in which a library declares its fields, were objects to that library and nothing to the policy:
+/// the host's root was mounted, and capabilities were kept.
+#[test]
+fn a_list_in_the_place_of_an_object_is_refused() {
+    let env = Env::with_config("");
+    let root = refused(&env, |c| mount(c, json!(["/host", "bind", "/", ["rbind"]])));
+    assert!(root.contains("invalid mounts[6] in config.json: invalid type: a list, expected an object"), "{root}");
+    let all = json!([["CAP_SYS_ADMIN"], ["CAP_SYS_ADMIN"], null, ["CAP_SYS_ADMIN"], null]);
+    let capabilities = refused(&env, |c| c["process"]["capabilities"] = all.clone());
+    assert!(capabilities.contains("invalid process.capabilities in config.json: "), "{capabilities}");
+}
+
 /// libcontainer wrote "136:-1" to the cgroup.
 #[test]
 fn any_number_of_a_device_rule_may_be_minus_one() {

@@ -98,7 +98,7 @@ fn read(source: &str) -> anyhow::Result<Resources> {
             file.take(RESOURCES_MAX).read_to_string(&mut text).with_context(|| format!("read {path}"))?
         }
     };
-    serde_json::from_str(&text).with_context(|| format!("parse resources from {source}"))
+    Resources::parse(&text).with_context(|| format!("parse resources from {source}"))
 }
 
 fn from_flags(args: Args) -> anyhow::Result<Resources> {

@@ -11,7 +11,7 @@ use super::filters::Slot;
 use super::state::Record;
 use crate::durable;
 use crate::policy::seccomp::{Program, SeccompError, Strictness, compile, strict};
-use crate::spec::{Config, SpecError};
+use crate::spec::{self, Config, SpecError};
 
 /// What an exec has to load.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,8 +44,8 @@ pub fn prepare(
     dir: &Path,
 ) -> Result<(Filter, Option<Program>), RuntimeError> {
     let value = &config.value()["linux"]["seccomp"];
-    let profile: Option<LinuxSeccomp> = serde_json::from_value(value.clone())
-        .map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
+    let profile: Option<LinuxSeccomp> =
+        spec::typed(value).map_err(|err| SpecError::Field { field: "linux.seccomp", why: err.to_string() })?;
     // Without a filter there is nothing to be kept, nor to be looked for.
     let has_filter = profile.is_some() || strictness.is_some();
     let slot = dir.parent().filter(|_| has_filter).and_then(|root| Slot::of(root, value, strictness));

@@ -12,6 +12,7 @@ use super::members;
 use super::state::{Record, Status};
 use super::systemd;
 use crate::id::ContainerId;
+use crate::spec;
 use crate::sys::proc;
 
 /// The part of the runtime specification's `LinuxResources` that can be updated. Absent values are left as they are; so
@@ -30,6 +31,16 @@ pub struct Resources {
     pub block_io: Option<BlockIo>,
     /// v2 files by name.
     pub unified: Option<BTreeMap<String, String>>,
+}
+
+impl Resources {
+    /// From JSON.
+    ///
+    /// # Errors
+    /// What is no JSON, or has a value of another type than its field.
+    pub fn parse(text: &str) -> Result<Resources, serde_json::Error> {
+        spec::typed(&serde_json::from_str(text)?)
+    }
 }
 
 /// Memory limits.
@@ -313,6 +324,15 @@ mod tests {
             .iter()
             .map(|w| format!("{}={}", w.files[0].file_name().unwrap().to_str().unwrap(), w.value))
             .collect()
+    }
+
+    #[test]
+    fn resources_are_objects() {
+        assert_eq!(Resources::parse(r#"{"pids": {"limit": 7}}"#).unwrap().pids, Some(Pids { limit: Some(7) }));
+        for text in [r#"{"pids": [7]}"#, r#"[{"limit": 7}]"#] {
+            let why = Resources::parse(text).unwrap_err().to_string();
+            assert_eq!(why, "invalid type: a list, expected an object");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod mount_rules;
 pub mod normalise;
 pub mod passwd;
 mod reach;
+mod typed;
 mod types;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use serde_json::Value;
 use crate::durable;
 use crate::error::{Classify, Kind};
 use inherited::Inherited;
+pub use typed::typed;
 
 /// The bundle's configuration.
 pub const CONFIG: &str = "config.json";

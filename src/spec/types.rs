@@ -4,7 +4,7 @@
 use oci_spec::runtime::Spec;
 use serde_json::Value;
 
-use super::{Config, SpecError, drop_unknown_capabilities};
+use super::{Config, SpecError, drop_unknown_capabilities, typed};
 
 /// The longest list in which the one that is wrong is looked for.
 const LIST_MAX: usize = 1000;
@@ -31,7 +31,7 @@ impl Config {
 }
 
 fn fault(document: &Value) -> Option<String> {
-    serde_json::from_value::<Spec>(document.clone()).err().map(|err| err.to_string())
+    typed::<Spec>(document).err().map(|err| err.to_string())
 }
 
 /// The field without which there would be no fault, as deep as there is one: `linux.resources.pids`, `mounts[2].type`. Of several
@@ -167,6 +167,14 @@ mod tests {
             ("/mounts/1/options", json!("rbind,exec"), "mounts[1].options"),
             ("/mounts", json!({"a": 1}), "mounts"),
             ("/mounts/0/type", json!(["proc"]), "mounts[0].type"),
+            ("/mounts/1", json!(["/x", "bind", "/", ["rbind"]]), "mounts[1]"),
+            ("/process/capabilities", json!([["CAP_SYS_ADMIN"]]), "process.capabilities"),
+            ("/linux/resources/pids", json!([3]), "linux.resources.pids"),
+            (
+                "/linux/uidMappings",
+                json!([{"hostID": 1, "containerID": 0, "size": 1}, [0, 1000, 1]]),
+                "linux.uidMappings[1]",
+            ),
             ("/linux/resources", json!("x"), "linux.resources"),
             ("/linux/resources/pids/limit", json!("x"), "linux.resources.pids.limit"),
             ("/linux/maskedPaths", json!("/proc/kcore"), "linux.maskedPaths"),
