@@ -320,8 +320,31 @@ fn a_terminal_is_passed_on_or_refused() {
     let (tty, remedy) = ("open /dev/tty: no such device or address: ", "leave -t out");
     assert!(out.stderr.contains(tty) && out.stderr.contains(remedy), "{}", out.stderr);
     assert!(!env.cmd(["log", &bundle.id]).run().ok().contains("e1"), "no exec was made");
-    // The size comes when the command runs already.
-    let exec = env.cmd(["exec", "-t", &bundle.id, "sh", "-c", "until stty size 2>/dev/null; do :; done; tty"]);
+    let exec = env.cmd(["exec", "-t", &bundle.id, "sh", "-c", "stty size; tty"]);
     let line = "stty rows 33 cols 77; \"$@\" </dev/null 2>&1 | cat";
     assert_eq!(exec.in_shell(line).on_terminal().run().ok().replace('\r', ""), "33 77\n/dev/pts/0");
+}
+
+/// The size came when the command ran already: one that asked at its beginning was told 0 by 0.
+#[test]
+fn a_terminal_has_its_size_from_the_beginning() {
+    const TIMES: usize = 10;
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let exec = env.cmd(["exec", "-t", &bundle.id, "stty", "size"]);
+    let line = format!("stty rows 33 cols 77; for i in $(seq {TIMES}); do \"$@\" </dev/null 2>&1 | cat; done");
+    let sizes = exec.in_shell(&line).on_terminal().run().ok().replace('\r', "");
+    assert_eq!(sizes.lines().collect::<Vec<_>>(), ["33 77"; TIMES]);
+    // That of a container is told in its configuration, for callers who have none.
+    let mut bundle = Bundle::new(&env, ["stty", "size"]);
+    bundle.config["process"]["terminal"] = true.into();
+    bundle.config["process"]["consoleSize"] = serde_json::json!({"height": 10, "width": 20});
+    bundle.write();
+    for (rows, columns, want) in [(33, 77, "33 77"), (0, 0, "10 20")] {
+        let run = env.cmd(["run", "--bundle"]).arg(&bundle.dir).arg(&bundle.id);
+        let line =
+            format!("stty rows {rows} cols {columns}; for i in $(seq {TIMES}); do \"$@\" </dev/null 2>&1 | cat; done");
+        let sizes = run.in_shell(&line).on_terminal().run().ok().replace('\r', "");
+        assert_eq!(sizes.lines().collect::<Vec<_>>(), [want; TIMES]);
+    }
 }

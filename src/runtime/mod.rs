@@ -42,7 +42,7 @@ pub use create::{CreateRequest, create};
 pub use delete::{DeleteRequest, delete, delete_seen};
 pub use error::RuntimeError;
 pub use kill::{KillRequest, kill, kill_exec, pause, resume};
-pub use relay::callers_terminal;
+pub use relay::{callers_size, callers_terminal};
 pub use run::{Ran, RunRequest, Steps, run};
 pub use start::{Started, start};
 pub use state::{Gone, Record, Status, pids};

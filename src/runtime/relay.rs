@@ -8,7 +8,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::stdio::{stderr, stdin, stdout};
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
 use super::error::RuntimeError;
 use crate::sys::{Call, SysError};
@@ -30,6 +30,16 @@ pub fn callers_terminal() -> Result<OwnedFd, RuntimeError> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let found = copied.map_or_else(|| rustix::fs::open("/dev/tty", flags, Mode::empty()), Ok);
     found.map_err(|errno| RuntimeError::NoTerminal { source: errno.into() })
+}
+
+/// Rows and columns of the terminal that is passed on; none where there is none, or it has no size: that says nothing about
+/// the command's.
+pub fn callers_size() -> Option<(u16, u16)> {
+    size_of(&callers_terminal().ok()?).map(|size| (size.ws_row, size.ws_col))
+}
+
+fn size_of(terminal: &OwnedFd) -> Option<Winsize> {
+    tcgetwinsize(terminal).ok().filter(|size| size.ws_row != 0 && size.ws_col != 0)
 }
 
 /// Copies between our standard streams and the master side of a command's terminal.
@@ -119,9 +129,7 @@ impl Relay {
 
     /// Gives the command's terminal the size of ours.
     pub fn resize(&self) {
-        let size = self.terminal.as_ref().and_then(|terminal| tcgetwinsize(terminal).ok());
-        // A terminal that has no size says nothing about the command's.
-        if let Some(size) = size.filter(|s| s.ws_row != 0 && s.ws_col != 0) {
+        if let Some(size) = self.terminal.as_ref().and_then(size_of) {
             // One that is closing has no size to keep.
             let _ = rustix::termios::tcsetwinsize(&self.master, size);
         }

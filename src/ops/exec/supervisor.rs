@@ -24,7 +24,7 @@ use crate::runtime::exec::strays::Strays;
 use crate::runtime::exec::supervise::{Ended, Limits, supervise};
 use crate::runtime::exec::{Birth, ExecError, Plan, Running, Stdio, abandon, spawn};
 use crate::runtime::state::{Gone, Record};
-use crate::runtime::{RuntimeError, seccomp};
+use crate::runtime::{RuntimeError, callers_size, seccomp};
 use crate::store::{
     Begun, CommitInfo, Container, Ending, ExecLock, Finished, NewExec, Outcome, Store, StoreError, now_ns,
 };
@@ -292,6 +292,8 @@ fn streams(prepared: &Prepared, described: &Described) -> Result<(Stdio, Option<
         return Ok((Stdio::Terminal { console, size }, None));
     }
     let (ours, console) = sys("make a socket for the terminal", socket::pair())?;
+    // From its beginning: a command may ask at once, and look no more.
+    let size = callers_size().or(size);
     Ok((Stdio::Terminal { console, size }, Some(ours)))
 }
 
