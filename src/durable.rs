@@ -305,6 +305,11 @@ impl LockFile {
         }
     }
 
+    /// Whether the file that is held still is the one at its path: nobody has removed it, or put another there.
+    pub fn is_at_its_path(&self) -> io::Result<bool> {
+        is_at(&self.fd, &self.path)
+    }
+
     /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -21,6 +22,7 @@ use crate::report::{
     Dropped, Generations, MAX_ANNOTATION, PolicyDecision, ResultDocument, Schema, UserIds, is_kept, left_out,
     result_file, rfc3339,
 };
+use crate::runtime::claim::BundleLock;
 use crate::runtime::state::Record;
 use crate::spec::annotations;
 use crate::store::{Container, ExecRecord, MAX_RESULT, Store, StoreError};
@@ -161,7 +163,7 @@ pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Res
     let dir = Record::dir_of(&container.root, &container.id);
     let lock = dir.join("annotations.lock");
     // The state directory is gone when the container is being deleted.
-    let _lock = match LockFile::lock(&lock) {
+    let lock = match LockFile::lock(&lock) {
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         other => other.map_err(file("lock", &lock))?,
     };
@@ -181,8 +183,18 @@ pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Res
         Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         other => other.map_err(file("write", &path))?,
     }
-    into_config(&container.bundle, &ours)
+    // A `delete` puts the engine's configuration back. Where a `create` of another container is at work for longer, or there is
+    // no bundle any more, there is nothing of this one's to write to; what was left out is written with the next ones.
+    let Some(_bundle) = BundleLock::wait(&container.bundle, BUNDLE_WITHIN)? else { return Ok(()) };
+    match lock.is_at_its_path().map_err(file("look at", lock.path()))? {
+        true => into_config(&container.bundle, &ours),
+        // What is there after a `delete` is the engine's, or another container's.
+        false => Ok(()),
+    }
 }
+
+/// How long a `create` in the same bundle is waited for.
+const BUNDLE_WITHIN: Duration = Duration::from_secs(2);
 
 const WRITTEN: &str = "annotations.json";
 
@@ -320,4 +332,47 @@ pub fn document(store: &Store, container: &Container, record: &ExecRecord) -> Re
         survivors_killed: record.survivors,
         truncated: details.truncated,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::fixture::Fixture;
+
+    /// Beside a `create` or a `delete` in the bundle, its configuration was overwritten with one that was not there any more.
+    #[test]
+    fn annotations_wait_for_the_bundle_and_leave_it_to_who_has_it_then() {
+        let fixture = Fixture::new(|_| ());
+        let bundle = fixture.dir.path();
+        let (config, state) = (bundle.join("config.json"), bundle.join("run/c"));
+        std::fs::create_dir_all(&state).unwrap();
+        let write = |text: &str| durable::replace_unsynced(&config, text.as_bytes(), 0o600).unwrap();
+        let read = || std::fs::read_to_string(&config).unwrap();
+        let beside = |change: &dyn Fn()| {
+            let lock = BundleLock::lock(bundle).unwrap();
+            std::thread::scope(|scope| {
+                let annotating = scope.spawn(|| {
+                    let store = Store::open(&bundle.join("store")).unwrap();
+                    annotate(&store, &fixture.container, Some("{}")).unwrap();
+                });
+                while !state.join(WRITTEN).exists() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!annotating.is_finished());
+                change();
+                drop(lock);
+                annotating.join().unwrap();
+            });
+        };
+        write("{}");
+        beside(&|| write(r#"{"by":"create"}"#));
+        assert_eq!(read(), r#"{"by":"create","annotations":{"dev.agentsbx.generation":"0","dev.agentsbx.diff":"{}"}}"#);
+        std::fs::remove_file(state.join(WRITTEN)).unwrap();
+        beside(&|| {
+            write(r#"{"by":"delete"}"#);
+            std::fs::remove_dir_all(&state).unwrap();
+        });
+        assert_eq!(read(), r#"{"by":"delete"}"#);
+    }
 }
