@@ -160,7 +160,7 @@ fn a_delete_takes_only_the_container_that_it_saw() {
     assert!(env.ok(["log", id, "--json"]).contains("echo here"), "and has its history");
 }
 
-/// The same where both have ended the container, and run its hooks: the slower one took the other container's state.
+/// The same where both have ended the container: the slower one took the other container's state. And both ran its hooks.
 #[test]
 fn a_delete_that_comes_late_leaves_the_next_containers_state() {
     let env = Env::new();
@@ -168,21 +168,22 @@ fn a_delete_that_comes_late_leaves_the_next_containers_state() {
     bundle.config["hooks"]["poststop"] = waiting_hook(&bundle.dir);
     bundle.start();
     let id = &*bundle.id;
-    let begun = |n: u32| {
-        let dir = bundle.dir.join(format!("began{n}"));
-        wait_until("the hook", Duration::from_secs(10), || dir.exists());
-    };
-    let go = |n: u32| fs::write(bundle.dir.join(format!("go{n}")), "").expect("write");
     let first = env.cmd(["delete", "--force", id]).spawn();
-    begun(1);
+    wait_until("the hook", Duration::from_secs(10), || bundle.dir.join("began1").exists());
     let second = env.cmd(["delete", "--force", id]).spawn();
-    begun(2);
-    go(1);
+    let waits = || {
+        let at = fs::read_to_string(format!("/proc/{}/wchan", second.pid())).expect("read");
+        at.contains("nanosleep")
+    };
+    wait_until("the second one to wait", Duration::from_secs(10), waits);
+    second.signal(rustix::process::Signal::STOP);
+    fs::write(bundle.dir.join("go1"), "").expect("write");
     first.wait().expect(0);
     bundle.config["hooks"] = Value::Null;
     bundle.start();
-    go(2);
+    second.signal(rustix::process::Signal::CONT);
     second.wait().expect(0);
+    assert!(!bundle.dir.join("began2").exists(), "the hooks ran twice");
     assert_eq!(bundle.state()["status"], "running", "it is another one");
     env.ok(["exec", id, "true"]);
 }
@@ -214,4 +215,39 @@ fn a_delete_leaves_the_bundle_to_a_create_that_is_at_work_there() {
     create.wait().expect(0);
     env.ok(["delete", "--force", &other]);
     assert_eq!(fs::read_to_string(bundle.dir.join("config.json")).expect("read"), engine);
+}
+
+/// `kill --all` killed who was making the container, who is in some of its cgroups meanwhile.
+#[test]
+fn who_makes_a_container_is_not_signalled_for_it() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    bundle.config["hooks"]["createRuntime"] = waiting_hook(&bundle.dir);
+    bundle.write();
+    let create = env.cmd(["create", "--bundle"]).arg(&bundle.dir).arg(&bundle.id);
+    let create = create.output_to(bundle.dir.join("create.out")).spawn();
+    wait_until("the hook", Duration::from_secs(10), || bundle.dir.join("began1").exists());
+    let kill = env.run(["kill", "--all", &bundle.id, "KILL"]).expect(1);
+    assert!(kill.stderr.contains("container not running"), "{}", kill.stderr);
+    fs::write(bundle.dir.join("go1"), "").expect("write");
+    create.wait().expect(0);
+    assert_eq!(bundle.state()["status"], "created");
+}
+
+/// A delete that was killed while its hooks ran is made up for by the next one, hooks included.
+#[test]
+fn hooks_that_were_cut_short_run_again() {
+    let env = Env::new();
+    let mut bundle = Bundle::new(&env, ["sleep", "100000"]);
+    bundle.config["hooks"]["poststop"] = waiting_hook(&bundle.dir);
+    bundle.start();
+    let first = env.cmd(["delete", "--force", &bundle.id]).spawn();
+    wait_until("the hook", Duration::from_secs(10), || bundle.dir.join("began1").exists());
+    first.signal(rustix::process::Signal::KILL);
+    first.wait().expect(137);
+    fs::write(bundle.dir.join("go2"), "").expect("write");
+    env.ok(["delete", "--force", &bundle.id]);
+    assert!(bundle.dir.join("began2").exists());
+    // The one that nobody waits for any more.
+    fs::write(bundle.dir.join("go1"), "").expect("write");
 }

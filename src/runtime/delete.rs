@@ -12,6 +12,7 @@ use super::hooks;
 use super::members;
 use super::state::{Record, Status};
 use super::systemd;
+use crate::durable::LockFile;
 use crate::id::ContainerId;
 use crate::spec;
 use crate::sys::proc::PidFd;
@@ -38,10 +39,37 @@ pub fn delete_seen(request: &DeleteRequest, seen: Option<&Record>) -> Result<Opt
     let Some(record) = end(request, seen)? else {
         return if request.force { Ok(None) } else { Err(RuntimeError::NotFound) };
     };
-    // Nobody is kept out meanwhile: it may take its time, and look at the container.
-    let hooks = hooks::run("poststop", record.hooks_of("poststop"), &record, Status::Stopped);
+    let (_turn, hooks) = run_hooks(&record)?;
     let restored = remove(&record)?;
     Ok(hooks.and(restored).err())
+}
+
+/// The lock's file, in the state directory, of who runs the poststop hooks.
+const HOOKS_LOCK: &str = "poststop.lock";
+/// How long the poststop hooks that another `delete` runs are waited for.
+const OTHERS_HOOKS: Duration = Duration::from_secs(30);
+
+/// Runs the poststop hooks, unless another `delete` of the container has; what became of them. With it goes what keeps others
+/// from running them again: it must be held until the container is gone.
+///
+/// Only who deletes it is kept out meanwhile: hooks may take their time, and look at the container.
+fn run_hooks(record: &Record) -> Result<(Option<LockFile>, Result<(), RuntimeError>), RuntimeError> {
+    let hooks = record.hooks_of("poststop");
+    if hooks.is_empty() {
+        return Ok((None, Ok(())));
+    }
+    let turn = match LockFile::lock_for(&record.dir.join(HOOKS_LOCK), OTHERS_HOOKS) {
+        Ok(Some(turn)) => Some(turn),
+        Ok(None) => return Err(RuntimeError::HooksRun(record.id.to_string())),
+        // Gone with its directory; or a full disk, which is no reason to leave them out.
+        Err(_) => None,
+    };
+    match Record::load(record.root(), &record.id) {
+        Ok(now) if now.is_same(record) => Ok((turn, hooks::run("poststop", hooks, record, Status::Stopped))),
+        // Whoever has deleted it has run them.
+        Ok(_) | Err(RuntimeError::NotFound) => Ok((turn, Ok(()))),
+        Err(err) => Err(err),
+    }
 }
 
 /// Ends the container and removes its cgroups. `None` if there is no such container; what is left of a `create` that was

@@ -50,6 +50,9 @@ pub enum RuntimeError {
         /// Its status.
         status: Status,
     },
+    /// `delete` beside another one whose hooks take long.
+    #[error("container {0} is being deleted by another command, whose poststop hooks take long: end them, or wait")]
+    HooksRun(String),
     /// `events`, `ps` or `update` of a container that has ended.
     #[error("container with id {0} is not running")]
     IsNotRunning(String),
@@ -222,6 +225,7 @@ impl Classify for RuntimeError {
             | E::StartPaused
             | E::StartStopped
             | E::NotStopped { .. }
+            | E::HooksRun(_)
             | E::IsNotRunning(_)
             | E::CgroupNotEmpty { .. } => Kind::WrongState,
             E::Spec(err) => err.kind(),
