@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use serde_json::{Value, json};
 
+use agentsbx::durable::LockFile;
+
 use crate::support::bundle::Bundle;
 use crate::support::{Env, Output, wait_until};
 
@@ -250,4 +252,65 @@ fn hooks_that_were_cut_short_run_again() {
     assert!(bundle.dir.join("began2").exists());
     // The one that nobody waits for any more.
     fs::write(bundle.dir.join("go1"), "").expect("write");
+}
+
+/// `kill --all` freezes a container for a moment. An exec that met that was refused as in a paused one, and the pause of
+/// somebody else came to nothing.
+#[test]
+fn what_is_frozen_to_be_signalled_is_not_paused() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let id = &*bundle.id;
+    let over = AtomicBool::new(false);
+    let (execs, paused) = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    env.ok(["kill", "--all", id, "0"]);
+                }
+            });
+        }
+        let execs: Vec<Output> = (0..40).map(|_| bundle.exec(["true"])).collect();
+        let pause = |_| {
+            let output = env.run(["pause", id]);
+            let status = bundle.state()["status"].clone();
+            env.run(["resume", id]);
+            (output, status)
+        };
+        let paused: Vec<(Output, Value)> = (0..20).map(pause).collect();
+        over.store(true, Ordering::Relaxed);
+        (execs, paused)
+    });
+    execs.into_iter().for_each(|output| drop(output.expect(0)));
+    for (output, status) in paused {
+        output.expect(0);
+        assert_eq!(status, "paused");
+    }
+    assert_eq!(bundle.state()["status"], "running");
+}
+
+/// The same at the end of a container: it is stopped, not paused.
+#[test]
+fn what_is_frozen_to_be_killed_is_not_paused() {
+    let env = Env::new();
+    let bundle = Bundle::running(&env);
+    let pid = i32::try_from(bundle.state()["pid"].as_i64().expect("a pid")).expect("a pid");
+    let cgroup = bundle.config["linux"]["cgroupsPath"].as_str().expect("a path");
+    env.ok(["pause", &bundle.id]);
+    // As a delete that is at work.
+    let turn = LockFile::lock(&env.root.join(&bundle.id).join("freezer.lock")).expect("lock");
+    let exec = env.cmd(["exec", &bundle.id, "true"]).spawn();
+    thread::sleep(Duration::from_millis(500));
+    let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+    let v1 = Path::new("/sys/fs/cgroup/freezer").join(cgroup.trim_start_matches('/')).join("freezer.state");
+    if v1.exists() {
+        fs::write(v1, "THAWED").expect("thaw");
+    }
+    wait_until("its end", Duration::from_secs(10), || {
+        !Path::new(&format!("/proc/{}/ns/pid", pid.as_raw_nonzero())).exists()
+    });
+    drop(turn);
+    let exec = exec.wait().expect(255);
+    assert!(exec.stderr.contains("cannot exec in a stopped container"), "{}", exec.stderr);
 }

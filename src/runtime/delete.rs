@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::cgroup;
 use super::claim::{BundleLock, Claim};
 use super::error::{On, RuntimeError};
+use super::freezer::Turn;
 use super::hooks;
 use super::members;
 use super::state::{Record, Status};
@@ -105,7 +106,10 @@ fn end(request: &DeleteRequest, seen: Option<&Record>) -> Result<Option<Record>,
             Err(err) => return Err(err).during("kill"),
         }
     }
-    cgroup::kill_all(&record.cgroups)?;
+    {
+        let _turn = Turn::take(&record);
+        cgroup::kill_all(&record.cgroups)?;
+    }
     if record.systemd_cgroup && systemd::is_for_us() {
         // Before its directory goes: systemd would not notice, and keep the scope.
         record.cgroups.iter().try_for_each(|dir| systemd::stop(&dir.path))?;

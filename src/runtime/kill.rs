@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::cgroup;
 use super::error::{On, RuntimeError};
 use super::exec::roster::{self, Entry};
+use super::freezer::Turn;
 use super::members;
 use super::state::{ProcessId, Record, Status};
 use crate::id::ContainerId;
@@ -37,6 +38,7 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
             // Who makes it is in some of its cgroups meanwhile, and would be the one to get it.
             return Err(RuntimeError::NotRunning);
         }
+        let _turn = Turn::take(&record);
         return cgroup::signal_all(&record.cgroups, request.signal);
     }
     let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
@@ -46,6 +48,7 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
         Err(err) => return Err(err).during("kill"),
     }
     if request.signal == libc::SIGKILL {
+        let _turn = Turn::take(&record);
         if !record.has_own_pid_namespace() {
             // The kernel ends the others only together with their pid namespace.
             cgroup::signal_all(&record.cgroups, libc::SIGKILL)?;
@@ -115,7 +118,8 @@ fn started(record: &Record, mut entry: Entry) -> Result<Option<ProcessId>, Runti
 /// Freezes a running or created container.
 pub fn pause(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeError> {
     let record = Record::load(root, id)?;
-    match record.status()? {
+    let _turn = Turn::take(&record);
+    match record.status_now()? {
         Status::Running | Status::Created => {
             cgroup::freeze(&record.cgroups, true).map_err(|err| record.or_gone(err, RuntimeError::NotRunning))
         }
@@ -126,7 +130,8 @@ pub fn pause(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeErro
 /// Thaws a paused container.
 pub fn resume(root: &std::path::Path, id: &ContainerId) -> Result<(), RuntimeError> {
     let record = Record::load(root, id)?;
-    match record.status()? {
+    let _turn = Turn::take(&record);
+    match record.status_now()? {
         Status::Paused => {
             cgroup::freeze(&record.cgroups, false).map_err(|err| record.or_gone(err, RuntimeError::NotPaused))
         }

@@ -17,6 +17,7 @@ pub mod exec;
 mod facts;
 mod filters;
 mod fixup;
+mod freezer;
 pub mod hooks;
 mod host;
 pub mod idmaps;

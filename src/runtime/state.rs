@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::{self, CgroupDir};
 use super::cow::CowSource;
 use super::error::{On, RuntimeError};
+use super::freezer;
 use super::members;
 use super::seccomp::Filter;
 use super::start;
@@ -286,8 +287,16 @@ impl Record {
         proc::PidFd::open(self.pid, self.start_time).during("open pidfd of the container's first process")
     }
 
-    /// What the container does now.
+    /// What the container does now. Somebody who has frozen it only to signal all its processes is waited for, for a moment.
     pub fn status(&self) -> Result<Status, RuntimeError> {
+        match self.status_now()? {
+            Status::Paused if freezer::wait_for_others(self) => self.status_now(),
+            status => Ok(status),
+        }
+    }
+
+    /// The same by what the kernel says: for whoever has the turn with its freezer.
+    pub(super) fn status_now(&self) -> Result<Status, RuntimeError> {
         if let Some(creator) = self.creator {
             let alive = proc::is_alive(creator.pid, creator.start_time).during("read /proc")?;
             return Ok(if alive { Status::Creating } else { Status::Stopped });

@@ -105,7 +105,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), OpsError> {
 fn prepare(context: &Context, request: Request) -> Result<Prepared, OpsError> {
     let record = Record::load(&request.root, &request.id)?;
     match record.status()? {
-        Status::Stopped | Status::Creating => return Err(OpsError::ExecStopped),
+        Status::Stopped | Status::Creating => return Err(supervisor::or_stopped(&record, OpsError::ExecStopped)),
         Status::Paused if !request.ignore_paused => return Err(OpsError::ExecPaused),
         _ => {}
     }

@@ -1,0 +1,73 @@
+//! Whose turn it is with a container's freezer.
+//!
+//! Whoever signals all processes of a container may freeze them for a moment, so that none forks away. To the kernel that is
+//! the same as a pause. So whoever freezes or thaws has a lock meanwhile, and who finds a container frozen waits for that one
+//! before it is taken for paused ([`Record::status`]); and nobody thaws for another what that one has just paused.
+
+use std::time::{Duration, Instant};
+
+use super::state::Record;
+use crate::durable::LockFile;
+
+/// The lock's file in the container's state directory.
+const FILE: &str = "freezer.lock";
+/// How long another's turn is waited for. Freezing takes milliseconds, unless a process is stuck in the kernel.
+const PATIENCE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A turn, until it is dropped or the process ends in whatever way.
+#[derive(Debug)]
+#[must_use = "the turn is over once this is dropped"]
+pub(super) struct Turn(#[allow(dead_code)] Option<LockFile>);
+
+impl Turn {
+    /// Waits for it, at most [`PATIENCE`]. What is asked for is done without it then, and where there can be no lock: a full
+    /// disk or somebody who hangs must not keep a container from being killed.
+    pub fn take(record: &Record) -> Turn {
+        Turn(LockFile::lock_for(&record.dir.join(FILE), PATIENCE).ok().flatten())
+    }
+}
+
+/// Waits until it is nobody's turn, at most [`PATIENCE`]; whether it was somebody's.
+pub(super) fn wait_for_others(record: &Record) -> bool {
+    let path = record.dir.join(FILE);
+    let begun = Instant::now();
+    // Where nobody can look there is nobody to wait for.
+    let busy = || matches!(LockFile::is_free(&path), Ok(false));
+    let was = busy();
+    while busy() && begun.elapsed() < PATIENCE {
+        std::thread::sleep(LOOK);
+    }
+    was
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::state::tests::sample;
+
+    #[test]
+    fn others_are_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = sample(dir.path());
+        assert!(!wait_for_others(&record));
+        let turn = Turn::take(&record);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| wait_for_others(&record));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waiting.is_finished());
+            drop(turn);
+            assert!(waiting.join().unwrap());
+        });
+        assert!(!wait_for_others(&record));
+    }
+
+    #[test]
+    fn without_a_lock_it_is_anybodys_turn() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = sample(&dir.path().join("none"));
+        let begun = Instant::now();
+        let _turns = [Turn::take(&record), Turn::take(&record)];
+        assert!(!wait_for_others(&record) && begun.elapsed() < PATIENCE);
+    }
+}
