@@ -81,3 +81,28 @@ pub fn forget(store: &Store, key: ContainerKey) -> Result<(), OpsError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::ops::fixture::Fixture;
+    use crate::store::Container;
+
+    /// A forced delete that had found no container dropped the rows of one that was made just then.
+    #[test]
+    fn rows_of_a_container_that_is_there_are_not_taken_for_leftovers() {
+        let fixture = Fixture::new(|_| ());
+        let context = Context { config: Config { store: fixture.store.root().to_owned(), ..Config::default() } };
+        let Container { root, id, key, .. } = &fixture.container;
+        let request = DeleteRequest { root: root.clone(), id: id.clone(), force: true };
+        let there = || fixture.store.container(*key).is_ok();
+        let dir = Record::dir_of(root, id);
+        std::fs::create_dir_all(&dir).unwrap();
+        drop_history(&context, &request, None).unwrap();
+        assert!(there());
+        std::fs::remove_dir(&dir).unwrap();
+        drop_history(&context, &request, None).unwrap();
+        assert!(!there());
+    }
+}
