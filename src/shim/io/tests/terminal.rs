@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::*;
+use crate::shim::process::Process;
 use crate::sys::socket;
 
 /// Does what a runtime does: a terminal, its master to the socket, a process with it as its controlling terminal.
@@ -60,6 +61,23 @@ fn a_terminal_carries_both_ways_and_ends_with_the_process() {
             assert!(out.contains(want), "{want} is not in {out}");
         }
         streams.resize(1, 1).unwrap();
+    });
+}
+
+/// A size that is asked for while the process is being started comes too late for its beginning; it was dropped.
+#[test]
+fn a_size_that_comes_during_the_start_is_the_terminals() {
+    run(async {
+        let client = Client::new();
+        let out = client.read("out");
+        let (streams, child) = start_terminal(&with_terminal(&client), "read go; stty size").await;
+        let process = Process::new("e", Stdio::default());
+        process.resize(132, 43).unwrap();
+        process.born(child.id(), streams);
+        client.writer("in").write_all(b"\n").unwrap();
+        assert_eq!(wait(child).await, Some(0));
+        assert!(process.streams().unwrap().drain(LONG).await);
+        assert!(text(&out.await.unwrap()).ends_with("43 132\n"));
     });
 }
 
