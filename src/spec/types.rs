@@ -10,15 +10,12 @@ use super::{Config, SpecError, drop_unknown_capabilities, typed};
 const LIST_MAX: usize = 1000;
 
 impl Config {
-    /// Refuses values that their fields can't have. What others look at more closely is left to them: `hooks`,
+    /// Refuses values that their fields can't have. What others look at more closely is left to them:
     /// `linux.seccomp`, capabilities that are not known here.
     pub fn check_types(&self) -> Result<(), SpecError> {
         let mut document = self.value().clone();
         if let Some(process) = document.get_mut("process") {
             drop_unknown_capabilities(process);
-        }
-        if let Some(map) = document.as_object_mut() {
-            map.shift_remove("hooks");
         }
         if let Some(linux) = document.get_mut("linux").and_then(Value::as_object_mut) {
             linux.shift_remove("seccomp");
@@ -134,7 +131,7 @@ mod tests {
             "root": {"path": "r"},
             "mounts": [{"destination": "/proc", "type": "proc"}, {"destination": "/x", "source": null}],
             "linux": {"resources": {"pids": {"limit": 3}}, "seccomp": "another's", "unknown": 7},
-            "hooks": "another's"})
+            "hooks": {"poststop": [{"path": "/x", "timeout": 3}], "unknown": 7}})
     }
 
     #[test]
@@ -170,6 +167,10 @@ mod tests {
             ("/mounts/1", json!(["/x", "bind", "/", ["rbind"]]), "mounts[1]"),
             ("/process/capabilities", json!([["CAP_SYS_ADMIN"]]), "process.capabilities"),
             ("/linux/resources/pids", json!([3]), "linux.resources.pids"),
+            ("/hooks", json!("x"), "hooks"),
+            ("/hooks/poststop", json!({"path": "/x"}), "hooks.poststop"),
+            ("/hooks/poststop/0", json!(["/x"]), "hooks.poststop[0]"),
+            ("/hooks/poststop/0/timeout", json!("3"), "hooks.poststop[0].timeout"),
             (
                 "/linux/uidMappings",
                 json!([{"hostID": 1, "containerID": 0, "size": 1}, [0, 1000, 1]]),
