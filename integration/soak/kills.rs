@@ -221,6 +221,9 @@ fn kills_at_random_moments_long() {
 fn lives(rounds: u64) {
     let env = Env::new();
     let mut random = Random::new("lives");
+    // It makes the store, which else the first one may be killed before: then there is nothing to recover.
+    let first = Bundle::running(&env);
+    env.ok(["delete", "--force", &first.id]);
     for round in 0..rounds {
         let bundle = Bundle::new(&env, ["sleep", "100000"]);
         bundle.write();
