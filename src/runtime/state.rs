@@ -290,7 +290,11 @@ impl Record {
     /// What the container does now. Somebody who has frozen it only to signal all its processes is waited for, for a moment.
     pub fn status(&self) -> Result<Status, RuntimeError> {
         match self.status_now()? {
-            Status::Paused if freezer::wait_for_others(self) => self.status_now(),
+            // Looked at once more in any case: who froze it may have thawed it since.
+            Status::Paused => {
+                freezer::wait_for_others(self);
+                self.status_now()
+            }
             status => Ok(status),
         }
     }
