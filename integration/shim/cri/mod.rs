@@ -3,6 +3,7 @@
 //! cgroups are systemd's.
 
 mod client;
+mod kills;
 mod node;
 mod policy;
 mod stream;
