@@ -4,6 +4,7 @@
 //! Needs root. No engine and no container.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,8 +46,8 @@ impl Lab {
         command
     }
 
-    /// `start` as containerd 2.3 calls it; the address.
-    pub fn start(&self, id: &str) -> String {
+    /// `start` as containerd 2.3 calls it.
+    fn start_command(&self, id: &str) -> Command {
         let params = BootstrapParams {
             instance_id: id.into(),
             namespace: self.namespace.clone(),
@@ -58,6 +59,12 @@ impl Lab {
         fs::write(&input, params.write_to_bytes().expect("encode")).expect("write");
         let mut command = self.command(id);
         command.arg("start").stdin(fs::File::open(input).expect("open"));
+        command
+    }
+
+    /// The same, to its end; the address.
+    pub fn start(&self, id: &str) -> String {
+        let mut command = self.start_command(id);
         // Both are read to their end, as containerd does: a server that held one would be waited for.
         let output = command.output().expect("run");
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -86,6 +93,14 @@ impl Lab {
 
     fn left(&self) -> Vec<PathBuf> {
         fs::read_dir(self.sockets()).expect("readdir").map(|entry| entry.expect("entry").path()).collect()
+    }
+
+    /// Waits, without a pause, until there is a socket.
+    fn wait_bound(&self) {
+        let begun = Instant::now();
+        while !self.sockets().is_dir() || self.left().iter().all(|path| path.extension().is_some()) {
+            assert!(begun.elapsed() < Duration::from_secs(15), "no socket");
+        }
     }
 }
 
@@ -277,6 +292,52 @@ fn after_a_server_was_killed() {
     let answer = DeleteResponse::parse_from_bytes(&output.stdout).expect("decode");
     assert_eq!((answer.pid, answer.exit_status), (0, 137));
     assert!(lab.left().is_empty(), "{:?}", lab.left());
+}
+
+/// containerd kills a `start` whose client has given up, and has nobody look for what it has left: the server stayed for
+/// five minutes, and a lock for good.
+#[test]
+fn a_start_that_is_killed_before_its_answer() {
+    let lab = Lab::new("{}");
+    // Nobody reads the answer, and there is no room for it.
+    let (_reader, mut writer) = std::io::pipe().expect("a pipe");
+    let flags = rustix::fs::fcntl_getfl(&writer).expect("fcntl");
+    rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).expect("fcntl");
+    while std::io::Write::write(&mut writer, &[0; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).expect("fcntl");
+    let mut start = lab.start_command("c").stdout(writer).spawn().expect("run");
+    let address = lab.bundle().join("address");
+    within(Duration::from_secs(15), "it is served", || {
+        let text = fs::read_to_string(&address).unwrap_or_default();
+        let socket = Path::new(text.strip_prefix("unix://").unwrap_or("/no"));
+        socket.exists() && !socket.with_extension("lock").exists()
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    lab.server();
+    start.kill().expect("kill");
+    start.wait().expect("wait");
+    within(Duration::from_secs(10), "the server has ended", || lab.servers().is_empty());
+    assert!(lab.left().is_empty(), "{:?}", lab.left());
+}
+
+/// `start` and its server are killed as soon as there is a socket: what a containerd that starts then calls for the bundle
+/// did not know where it was.
+#[test]
+fn a_start_that_is_killed_with_its_server() {
+    for _ in 0..5 {
+        let lab = Lab::new("{}");
+        let mut start = lab.start_command("c").stdout(Stdio::null()).process_group(0).spawn().expect("run");
+        lab.wait_bound();
+        // The server is in the group until it serves.
+        let group = rustix::process::Pid::from_child(&start);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("kill");
+        start.wait().expect("wait");
+        lab.servers().into_iter().for_each(|pid| signal(pid, rustix::process::Signal::KILL));
+        within(Duration::from_secs(5), "they are gone", || lab.servers().is_empty());
+        let output = lab.command("c").arg("delete").stdin(Stdio::null()).output().expect("run");
+        assert!(output.status.success(), "{output:?}");
+        assert!(lab.left().is_empty(), "{:?}", lab.left());
+    }
 }
 
 /// A bundle that is removed while `delete` is in it, or before.

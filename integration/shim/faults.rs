@@ -417,3 +417,36 @@ fn a_runtime_that_hangs_is_ended_with_its_container() {
     assert_eq!(second.shim.delete("").expect("delete"), 137);
     fs::remove_dir_all(&second.bundle).expect("remove the bundle");
 }
+
+/// The end was told while the signal that had brought it about was being sent. containerd 1.7 then deleted the container,
+/// closed its connection, and the stop of a pod failed: `ttrpc: closed`.
+#[test]
+fn a_signal_is_answered_before_the_end_is_told() {
+    let containerd = Containerd::shared(Release::C17);
+    let task = Task::idle(containerd, &[]);
+    let events = Subscription::new(containerd);
+    let mut second = Second::of(&task);
+    let id = second.bundle.file_name().expect("a name").to_string_lossy().into_owned();
+    let script = second.bundle.join("runtime");
+    let slow =
+        format!("{0} \"$@\"; code=$?; case \" $* \" in *' kill '*) sleep 1.5;; esac; exit $code", binary().display());
+    write_script(&script, &slow);
+    second.runtime = script.display().to_string();
+    second.create().expect("create");
+    second.shim.start("").expect("start");
+    let begun = Instant::now();
+    let (killed, waited) = thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            assert_eq!(second.shim.wait("").expect("wait"), 137);
+            begun.elapsed()
+        });
+        second.shim.kill("", 9, false).expect("kill");
+        (begun.elapsed(), waiting.join().expect("the wait"))
+    });
+    assert!(killed >= Duration::from_millis(1500) && waited >= Duration::from_millis(1400), "{killed:?} {waited:?}");
+    second.shim.delete("").expect("delete");
+    let ends = events.during(Duration::from_secs(1));
+    let ends = ends.iter().filter(|event| event.topic == "/tasks/exit" && event.container() == id);
+    assert_eq!(ends.count(), 1);
+    task.remove();
+}

@@ -1,12 +1,14 @@
 //! `start`: finds the process that serves a group of containers, or starts it, and tells containerd where it listens.
 //!
 //! The socket listens before its server exists: a connection waits in its queue. The server is this program again, with the
-//! socket as its standard input; it says on its standard output that it runs, or why it does not, and closes that. containerd
-//! reads our output to its end, so nothing that lives on may hold it.
+//! socket as its standard input; it says on its standard output that it runs, or why it does not, and ends that. containerd
+//! reads our output to its end, so nothing that lives on may hold it. The server's output is a socket: when containerd has been
+//! answered the server is told by it, and where this process is killed before, the server ends. containerd, which gives up a
+//! start with its client, has nobody look for what a killed one has left.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,6 +33,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 const READY: Duration = Duration::from_secs(15);
 /// What the server says when it runs.
 pub const RUNNING: &str = "running";
+/// What it is told when containerd has been answered; any byte does.
+const ANSWERED: &[u8] = b"answered";
 /// The version of the task service in an answer that has one. Both are served, and are alike. But 3 also says that the shim
 /// makes sandboxes: containerd then has only a pod's sandbox deleted after the shim's death, and what is in its containers
 /// would run on.
@@ -103,11 +107,36 @@ struct JsonOptions {
     shim_cgroup: PathBuf,
 }
 
-/// Does `start`. `program` is this one, `bundle` absolute. Returns what containerd is to read from standard output.
+/// A start that has been done, but for the answer.
+#[must_use = "a server that is not told ends"]
+#[derive(Debug)]
+pub struct Started {
+    /// What containerd is to read from standard output.
+    pub answer: Vec<u8>,
+    /// The server, where one was started.
+    server: Option<UnixStream>,
+}
+
+impl Started {
+    /// Where nothing is to be started.
+    pub fn of(answer: Vec<u8>) -> Started {
+        Started { answer, server: None }
+    }
+
+    /// Tells the server that containerd has been answered.
+    pub fn answered(self) {
+        if let Some(mut server) = self.server {
+            // One that has been killed meanwhile is missed by containerd.
+            let _ = server.write_all(ANSWERED);
+        }
+    }
+}
+
+/// Does `start`. `program` is this one, `bundle` absolute.
 ///
 /// # Errors
 /// Where the input is not understood, the bundle can't be read, or the server does not run. Nothing is left behind then.
-pub fn start(program: &Path, args: &Args, env: &Env, bundle: &Path, input: &[u8]) -> Result<Vec<u8>, ShimError> {
+pub fn start(program: &Path, args: &Args, env: &Env, bundle: &Path, input: &[u8]) -> Result<Started, ShimError> {
     let request = understand(input, args, env)?;
     let config = record::Config::read(bundle)?;
     let group = config.group().unwrap_or(&args.id);
@@ -116,21 +145,23 @@ pub fn start(program: &Path, args: &Args, env: &Env, bundle: &Path, input: &[u8]
     let place = match socket::look(&path)? {
         Found::Served => {
             write_address(bundle, &address)?;
-            return answer(request.form, &address);
+            return answer(request.form, &address).map(Started::of);
         }
         Found::Free(place) => place,
     };
-    let started = launch(program, &place, args, &request, bundle)
-        .and_then(|server| write_address(bundle, &address).inspect_err(|_| end(server)));
-    match started {
-        Ok(()) => place.release()?,
+    // Before there is a socket: where all this is killed, `delete` finds it.
+    let started = write_address(bundle, &address).and_then(|()| launch(program, &place, args, &request, bundle));
+    let server = match started {
+        Ok(server) => server,
         Err(err) => {
-            // The first error is told. What is left is a file that the next start removes.
+            // The first error is told. What is left are files that the next start replaces.
             let _ = place.clear();
+            let _ = durable::remove_file(&bundle.join(ADDRESS));
             return Err(err);
         }
-    }
-    answer(request.form, &address)
+    };
+    place.release()?;
+    Ok(Started { answer: answer(request.form, &address)?, server: Some(server) })
 }
 
 /// Reads what containerd writes to standard input: nothing, or a message.
@@ -263,20 +294,28 @@ pub fn socket_of(bundle: &Path) -> Option<PathBuf> {
     (path.is_absolute() && path.file_name().is_some_and(|name| name.len() == 64)).then(|| path.to_owned())
 }
 
-/// Binds the socket and starts the server on it; returns when it runs.
-fn launch(program: &Path, place: &Place, args: &Args, request: &Request, bundle: &Path) -> Result<Child, ShimError> {
+/// Binds the socket and starts the server on it; returns when it runs, with the socket that is its output.
+fn launch(
+    program: &Path,
+    place: &Place,
+    args: &Args,
+    request: &Request,
+    bundle: &Path,
+) -> Result<UnixStream, ShimError> {
+    let (ours, output) = UnixStream::pair().map_err(ShimError::io("socketpair", program))?;
     let listener = place.listen()?;
     let mut command = Command::new(program);
     command.args(["-namespace", &args.namespace, "-id", &args.id, "-address", &request.address]);
     command.arg("-socket").arg(place.path()).args(request.debug.then_some("-debug"));
     command.env("TTRPC_ADDRESS", &request.ttrpc_address).current_dir(bundle);
-    command.stdin(OwnedFd::from(UnixListener::from(listener))).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut server = command.spawn().map_err(ShimError::io("run", program))?;
-    // The command holds the socket, which must be closed here: else a server that has died would seem to listen.
+    command.stdin(OwnedFd::from(UnixListener::from(listener))).stdout(OwnedFd::from(output)).stderr(Stdio::null());
+    let server = command.spawn().map_err(ShimError::io("run", program))?;
+    // The command holds both sockets, which must be closed here: else a server that has died would seem to listen, and to
+    // be about to speak.
     drop(command);
-    let placed = confine(server.id(), &request.options).and_then(|()| wait_until_it_runs(&mut server));
+    let placed = confine(server.id(), &request.options).and_then(|()| wait_until_it_runs(&ours));
     match placed {
-        Ok(()) => Ok(server),
+        Ok(()) => Ok(ours),
         Err(err) => {
             end(server);
             Err(err)
@@ -292,20 +331,18 @@ fn confine(pid: u32, options: &Options) -> Result<(), ShimError> {
 }
 
 /// Reads what the server says of itself.
-fn wait_until_it_runs(server: &mut Child) -> Result<(), ShimError> {
+fn wait_until_it_runs(mut server: &UnixStream) -> Result<(), ShimError> {
     let deadline = Instant::now() + READY;
     let mut said = Vec::new();
-    if let Some(mut pipe) = server.stdout.take() {
-        let failed = |err: std::io::Error| ShimError::io("read", "what the server says")(err);
-        let mut chunk = [0; 4096];
-        loop {
-            if !readable(&pipe, deadline).map_err(|errno| failed(errno.into()))? {
-                return Err(ShimError::State(format!("the server did not run within {} s", READY.as_secs())));
-            }
-            match pipe.read(&mut chunk).map_err(failed)? {
-                0 => break,
-                n => said.extend_from_slice(&chunk[..n]),
-            }
+    let failed = |err: std::io::Error| ShimError::io("read", "what the server says")(err);
+    let mut chunk = [0; 4096];
+    loop {
+        if !readable(server, deadline).map_err(|errno| failed(errno.into()))? {
+            return Err(ShimError::State(format!("the server did not run within {} s", READY.as_secs())));
+        }
+        match server.read(&mut chunk).map_err(failed)? {
+            0 => break,
+            n => said.extend_from_slice(&chunk[..n]),
         }
     }
     match String::from_utf8_lossy(&said).trim() {
@@ -506,8 +543,10 @@ mod tests {
                 extensions: Vec::new(),
                 ..params("c1")
             };
-            let answer = start(program, &args(), &env(), self.0.path(), &params.write_to_bytes().unwrap())?;
-            Ok(BootstrapResult::parse_from_bytes(&answer).unwrap().address)
+            let started = start(program, &args(), &env(), self.0.path(), &params.write_to_bytes().unwrap())?;
+            let address = BootstrapResult::parse_from_bytes(&started.answer).unwrap().address;
+            started.answered();
+            Ok(address)
         }
 
         fn servers(&self) -> Vec<i32> {

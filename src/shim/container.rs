@@ -37,6 +37,7 @@ use super::process::{Phase, Process, with_field};
 use super::reaper::{Exit, ExitReceiver, Nursery, Reaper};
 use super::record;
 use super::runtime::{Memory, Runtime};
+use super::signals::Signals;
 use super::thread::blocking;
 use crate::report::{self, ExecResult};
 use crate::terms::EndKind;
@@ -93,6 +94,8 @@ pub struct Container {
     state: Mutex<State>,
     /// An exec has ended.
     exec_ended: Notify,
+    /// Those to the first process.
+    signals: Signals,
     /// `start` is under way.
     starting: tokio::sync::Mutex<()>,
     /// `pause`, `resume`, `delete` are under way.
@@ -160,6 +163,7 @@ impl Container {
                 doomed: false,
             }),
             exec_ended: Notify::new(),
+            signals: Signals::default(),
             starting: tokio::sync::Mutex::default(),
             steps: tokio::sync::Mutex::default(),
             own_pid_namespace: config.has_own_pid_namespace(),
@@ -292,6 +296,9 @@ impl Container {
             }
         }
         self.until_idle().await;
+        if !self.signals.sent(DEATH).await {
+            tracing::warn!(container = self.id, "the runtime does not come back from sending a signal");
+        }
         self.look_at_memory(None).await;
         let pid = self.init.now().pid;
         if let Err(err) = record::write_exit(&self.bundle, pid, exit) {
@@ -531,7 +538,9 @@ impl Container {
             if self.init.now().phase == Phase::Stopped {
                 return Err(ShimError::Finished);
             }
+            let sending = self.signals.sending();
             self.runtime.kill(signal, all).await?;
+            drop(sending);
             if signal == KILL && !std::mem::replace(&mut self.lock().doomed, true) {
                 tokio::spawn(self.clone().until_dead());
             }

@@ -1,10 +1,11 @@
 //! The long-lived process: serves containerd's requests for a group of containers until none is left.
 //!
-//! It ends when the service says so, which containerd asks for after the last container. Two ends are its own: nobody has a
-//! use for it, as when containerd died between `start` and the first container; or it is told to (SIGTERM) and nothing runs
-//! any more. Being told while something runs does not end it: the exit codes and output of what runs would be lost.
+//! It ends when the service says so, which containerd asks for after the last container. Three ends are its own: `start` was
+//! killed before containerd knew of it; nobody has a use for it, as when containerd died between `start` and the first
+//! container; or it is told to (SIGTERM) and nothing runs any more. Being told while something runs does not end it: the exit codes and output of what runs would be lost.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::future::Future;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use containerd_shim_protos::ttrpc::r#async::transport::Listener;
 use containerd_shim_protos::ttrpc::r#async::{Server, Service};
 use futures_core::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
@@ -110,9 +111,10 @@ pub struct Parts {
 pub fn serve<H: Host>(
     setup: &Setup,
     listener: OwnedFd,
-    told: impl Write,
+    told: OwnedFd,
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
+    let told = File::from(told);
     sys::process::thrifty_heap();
     // Each process takes some ten descriptors, and a pod can have hundreds of processes.
     sys::open_files::raise();
@@ -160,7 +162,7 @@ async fn run<H: Host>(
     setup: &Setup,
     listener: OwnedFd,
     served: Served,
-    mut told: impl Write,
+    mut told: File,
     make: impl FnOnce(Parts) -> Arc<H>,
 ) -> Result<(), ShimError> {
     let connections = Arc::new(Connections::default());
@@ -188,13 +190,16 @@ async fn run<H: Host>(
     }
     // Whoever started this may have gone meanwhile; it serves all the same.
     let _ = told.write_all(bootstrap::RUNNING.as_bytes());
-    drop(told);
+    let start = starter(told);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "the shim serves");
 
     tokio::select! {
         () = host.ended() => tracing::info!("the last container is gone"),
         () = idle(setup.idle, || host.containers() > 0 || connections.open() > 0) => {
             tracing::info!("no container and no connection for {} s", setup.idle.as_secs());
+        }
+        () = forsaken(start, || host.containers() > 0 || connections.open() > 0) => {
+            tracing::warn!("containerd was not told of this shim: who started it was killed");
         }
         () = stopped(&*host, &mut terminate, &mut interrupt) => tracing::info!("nothing runs: ended by a signal"),
     }
@@ -233,6 +238,28 @@ async fn idle(limit: Duration, in_use: impl Fn() -> bool) {
             since = Instant::now();
         }
     }
+}
+
+/// `start`, to be heard of again; none where it is of an older release, whose end of a pipe says nothing.
+fn starter(told: File) -> Option<UnixStream> {
+    let told = OwnedFd::from(told);
+    // It reads to the end of what it is told.
+    rustix::net::shutdown(&told, rustix::net::Shutdown::Write).ok()?;
+    let start = std::os::unix::net::UnixStream::from(told);
+    start.set_nonblocking(true).and_then(|()| UnixStream::from_std(start)).ok()
+}
+
+/// Returns when `start` has ended without a word, and nobody else has found the way here, as a containerd can that was killed
+/// at the same time and finds the address in the bundle.
+async fn forsaken(start: Option<UnixStream>, in_use: impl Fn() -> bool) {
+    if let Some(mut start) = start {
+        let word = start.read(&mut [0; 16]).await;
+        // Its death is an error where it has not read what it was told.
+        if !word.is_ok_and(|n| n > 0) && !in_use() {
+            return;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Removes the socket. Before that `start` may have found it served and told containerd so: then there is another container to

@@ -29,6 +29,7 @@ pub mod record;
 pub mod run;
 pub mod runtime;
 pub mod service;
+mod signals;
 pub mod socket;
 mod thread;
 

@@ -1,13 +1,12 @@
 //! The shim's front door: the command line and the environment are read here, and this is where answers and errors leave.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::args::{self, Action, Args};
-use super::bootstrap::{self, Env};
+use super::bootstrap::{self, Env, Started};
 use super::container::Shared;
 use super::daemon::{self, Setup};
 use super::service::Service;
@@ -30,8 +29,11 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     match obey(args) {
-        Ok(answer) => match io::stdout().write_all(&answer).and_then(|()| io::stdout().flush()) {
-            Ok(()) => ExitCode::SUCCESS,
+        Ok(started) => match io::stdout().write_all(&started.answer).and_then(|()| io::stdout().flush()) {
+            Ok(()) => {
+                started.answered();
+                ExitCode::SUCCESS
+            }
             Err(err) => fail(&ShimError::io("write", "standard output")(err)),
         },
         Err(err) => fail(&err),
@@ -39,8 +41,8 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 /// What is to be written to standard output.
-fn obey(args: Args) -> Result<Vec<u8>, ShimError> {
-    match args.action {
+fn obey(args: Args) -> Result<Started, ShimError> {
+    let answer = match args.action {
         Action::Help => Ok(args::USAGE.as_bytes().to_vec()),
         Action::Version => {
             Ok(format!("{PROGRAM}:\n  Version:  {}\n  Revision: {}\n\n", info::VERSION, info::REVISION).into_bytes())
@@ -49,7 +51,7 @@ fn obey(args: Args) -> Result<Vec<u8>, ShimError> {
         Action::Start => {
             let bundle = delete::bundle(args.bundle.clone())?;
             let input = bootstrap::read_input(io::stdin())?;
-            bootstrap::start(&program()?, &args, &environment(), &bundle, &input)
+            return bootstrap::start(&program()?, &args, &environment(), &bundle, &input);
         }
         Action::Delete => {
             let bundle = delete::bundle(args.bundle)?;
@@ -58,7 +60,8 @@ fn obey(args: Args) -> Result<Vec<u8>, ShimError> {
             Ok(deleted.answer)
         }
         Action::Serve => serve(args).map(|()| Vec::new()),
-    }
+    };
+    answer.map(Started::of)
 }
 
 /// Serves on the socket that `start` has bound.
@@ -67,7 +70,7 @@ fn serve(args: Args) -> Result<(), ShimError> {
     sys::process::close_others_in_child(&[]);
     let socket = args.socket.unwrap_or_default();
     let listener = daemon::inherited_socket(&socket)?;
-    let told = File::from(daemon::inherited_output()?);
+    let told = daemon::inherited_output()?;
     let env = environment();
     let setup = Setup {
         ttrpc_address: env.ttrpc_address.unwrap_or_else(|| format!("{}.ttrpc", args.address)),

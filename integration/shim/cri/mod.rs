@@ -1,8 +1,9 @@
 //! Kubernetes' side: pods of class `agentsbx`, made by the CRI plugins of containerd 1.6, 1.7 and 2.x, as a kubelet drives
 //! them. `policy` has what kubelets ask for and the profile strict changes or refuses, `systemd` nodes whose
-//! cgroups are systemd's.
+//! cgroups are systemd's, `kills` what is killed.
 
 mod client;
+mod kills;
 mod node;
 mod policy;
 mod stream;

@@ -122,8 +122,16 @@ impl Node {
 
     /// A pod of another class.
     pub fn try_pod(&self, handler: &str, more: &Value) -> Result<Pod<'_>, Refusal> {
-        let name = unique("pod");
-        let logs = self.containerd.data().join("pods").join(&name);
+        let (config, logs) = self.pod_config(&unique("pod"), more);
+        let request = json!({ "config": config, "runtime_handler": handler });
+        let id = self.try_call("RunPodSandbox", &request)?["pod_sandbox_id"].as_str().expect("an id").to_owned();
+        let socket = self.containerd.socket(&id);
+        Ok(Pod { node: self, id, config, logs, socket, gone: false })
+    }
+
+    /// What a kubelet says of a pod of this name, and where its logs are; `more` is merged into it.
+    pub fn pod_config(&self, name: &str, more: &Value) -> (Value, PathBuf) {
+        let logs = self.containerd.data().join("pods").join(name);
         fs::create_dir_all(&logs).expect("make a directory");
         let mut config = json!({
             "metadata": { "name": name, "uid": format!("uid-{name}"), "namespace": "default", "attempt": 0 },
@@ -140,10 +148,7 @@ impl Node {
             },
         });
         merge(&mut config, more);
-        let request = json!({ "config": config, "runtime_handler": handler });
-        let id = self.try_call("RunPodSandbox", &request)?["pod_sandbox_id"].as_str().expect("an id").to_owned();
-        let socket = self.containerd.socket(&id);
-        Ok(Pod { node: self, id, config, logs, socket, gone: false })
+        (config, logs)
     }
 }
 
@@ -234,6 +239,29 @@ fn classes(containerd: &Containerd, runtime: &str) -> String {
     classes
 }
 
+/// What a kubelet says of a container that runs `args`; `more` is merged into it.
+pub fn container_config(args: &[&str], more: &Value) -> Value {
+    let name = unique("container");
+    let mut config = json!({
+        "metadata": { "name": name, "attempt": 0 },
+        "image": { "image": BUSYBOX },
+        "command": args,
+        "log_path": format!("{name}.log"),
+        "labels": { "io.kubernetes.container.name": name },
+        "linux": {
+            "resources": { "cpu_shares": 102, "oom_score_adj": 1000 },
+            "security_context": {
+                "namespace_options": { "network": "POD", "pid": "CONTAINER", "ipc": "POD" },
+                "seccomp": { "profile_type": "RuntimeDefault" },
+                "masked_paths": ["/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"],
+                "readonly_paths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
+            },
+        },
+    });
+    merge(&mut config, more);
+    config
+}
+
 /// Puts `more` into `value`, objects field by field.
 fn merge(value: &mut Value, more: &Value) {
     match (value, more) {
@@ -260,24 +288,7 @@ pub struct Pod<'a> {
 impl<'a> Pod<'a> {
     /// A container that is created; `more` is merged into its configuration.
     pub fn try_create(&self, args: &[&str], more: &Value) -> Result<Container<'_>, Refusal> {
-        let name = unique("container");
-        let mut config = json!({
-            "metadata": { "name": name, "attempt": 0 },
-            "image": { "image": BUSYBOX },
-            "command": args,
-            "log_path": format!("{name}.log"),
-            "labels": { "io.kubernetes.container.name": name },
-            "linux": {
-                "resources": { "cpu_shares": 102, "oom_score_adj": 1000 },
-                "security_context": {
-                    "namespace_options": { "network": "POD", "pid": "CONTAINER", "ipc": "POD" },
-                    "seccomp": { "profile_type": "RuntimeDefault" },
-                    "masked_paths": ["/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"],
-                    "readonly_paths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
-                },
-            },
-        });
-        merge(&mut config, more);
+        let config = container_config(args, more);
         let log = self.logs.join(config["log_path"].as_str().expect("a path"));
         let request = json!({ "pod_sandbox_id": self.id, "config": config, "sandbox_config": self.config });
         let id = self.node.try_call("CreateContainer", &request)?["container_id"].as_str().expect("an id").to_owned();

@@ -23,8 +23,12 @@ fn ids() -> Value {
 
 /// The pod's part of a request; a container's is the same.
 fn with_users() -> Value {
-    let users = json!({ "mode": "POD", "uids": ids(), "gids": ids() });
-    json!({ "linux": { "security_context": { "namespace_options": { "userns_options": users } } } })
+    json!({ "linux": { "security_context": { "namespace_options": namespace_options() } } })
+}
+
+/// The part of it that speaks of namespaces.
+pub fn namespace_options() -> Value {
+    json!({ "userns_options": { "mode": "POD", "uids": ids(), "gids": ids() } })
 }
 
 /// A container that waits, with these mounts.
