@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::env::{binary, process, shim_binary, unique};
+use crate::support::env::{binary, process, program, shim_binary, unique};
 use crate::support::images::{self, BUSYBOX, repository};
 use crate::support::{Cmd, Output, cmd, wait_until};
 
@@ -126,14 +125,13 @@ pub fn fill_path(release: Release, dir: &Path) {
         link(&path, &path.file_name().expect("a name").to_string_lossy());
     }
     link(&binary(), "agentsbx");
-    let shim = "containerd-shim-agentsbx-v1";
-    if release == Release::C23 {
-        let text = include_str!("asks-as-2.3.py").replace("@SHIM@", &shim_binary().display().to_string());
-        fs::write(dir.join(shim), text).expect("write the go-between");
-        fs::set_permissions(dir.join(shim), fs::Permissions::from_mode(0o755)).expect("chmod");
-    } else {
-        link(&shim_binary(), shim);
-    }
+    let shim = match release {
+        Release::C23 => {
+            program(&include_str!("asks-as-2.3.py").replace("@SHIM@", &shim_binary().display().to_string()))
+        }
+        _ => shim_binary(),
+    };
+    link(&shim, "containerd-shim-agentsbx-v1");
 }
 
 /// A running containerd. Dropping it ends it with all its tasks; the guard does that for those that are never dropped.

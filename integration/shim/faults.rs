@@ -2,7 +2,6 @@
 //! and no descriptors to be had.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use super::daemon::{Containerd, Release, SOON, Task};
 use super::events::{Subscription, lines};
 use super::task_api;
 use crate::support::cmd::Running;
-use crate::support::env::{binary, unique};
+use crate::support::env::{binary, program, unique};
 use crate::support::wait_until;
 
 fn signal(pid: i32, signal: Signal) {
@@ -29,9 +28,12 @@ fn pid_of(containerd: &Containerd) -> i32 {
     text.trim().parse().expect("a pid")
 }
 
-fn write_script(file: &Path, script: &str) {
-    fs::write(file, format!("#!/bin/sh\n{script}")).expect("write");
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755)).expect("chmod");
+/// A runtime that does `instead` for calls that have the word `verb`, and is ours for others.
+fn runtime(verb: &str, instead: &str) -> String {
+    let ours = binary();
+    let script =
+        format!("#!/bin/sh\ncase \" $* \" in *' {verb} '*) {instead};; esac\nexec {} \"$@\"\n", ours.display());
+    program(&script).display().to_string()
 }
 
 fn status(shim: &task_api::Shim) -> Status {
@@ -103,10 +105,9 @@ fn a_refused_pause_changes_nothing() {
 fn no_pause_is_told_after_the_end() {
     let task = Task::idle(Containerd::shared(Release::C2), &[]);
     let mut second = Second::of(&task);
-    let [file, there, go] = ["runtime", "there", "go"].map(|name| second.bundle.join(name));
+    let [there, go] = ["there", "go"].map(|name| second.bundle.join(name));
     let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done; exit 0", there.display(), go.display());
-    write_script(&file, &format!("case \"$*\" in *' pause '*) {wait};; esac\nexec {} \"$@\"\n", binary().display()));
-    second.runtime = file.display().to_string();
+    second.runtime = runtime("pause", &wait);
     second.create().expect("create");
     second.shim.start("").expect("start");
     let id = second.bundle.file_name().expect("a name").to_string_lossy().into_owned();
@@ -134,12 +135,11 @@ fn no_pause_is_told_after_the_end() {
 fn who_deletes_second_deletes_nothing() {
     let task = Task::idle(Containerd::shared(Release::C2), &[]);
     let mut second = Second::of(&task);
-    let (dir, file) = (second.bundle.display().to_string(), second.bundle.join("runtime"));
+    let dir = second.bundle.display().to_string();
     // Each deletion says that it is there, and waits.
     let wait =
         format!("n=1; [ -e {dir}/there1 ] && n=2; : >{dir}/there$n; while [ ! -e {dir}/go$n ]; do sleep 0.02; done");
-    write_script(&file, &format!("case \"$*\" in *' delete '*) {wait};; esac\nexec {} \"$@\"\n", binary().display()));
-    second.runtime = file.display().to_string();
+    second.runtime = runtime("delete", &wait);
     second.create().expect("create");
     thread::scope(|scope| {
         let (one, other) = (second.shim.clone(), second.shim.clone());
@@ -168,18 +168,18 @@ fn who_deletes_second_deletes_nothing() {
 struct Making {
     id: String,
     client: Running,
-    files: [PathBuf; 3],
+    files: [PathBuf; 2],
 }
 
 impl Making {
     fn of(containerd: &Containerd) -> Making {
         let dir = containerd.run.join("tmp");
-        let files = ["there", "go", "logger"].map(|name| dir.join(unique(name)));
-        let [there, go, program] = &files;
+        let files = ["there", "go"].map(|name| dir.join(unique(name)));
+        let [there, go] = &files;
         let wait = format!(": >{}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
-        write_script(program, &format!("{wait}\nexec 5>&-\ncat <&3\n"));
+        let logger = program(&format!("#!/bin/sh\n{wait}\nexec 5>&-\ncat <&3\n"));
         let id = unique("making");
-        let address = format!("binary://{}", program.display());
+        let address = format!("binary://{}", logger.display());
         let client = containerd.run(&id, &["--detach", "--log-uri", &address], &["sleep", "1000"]).spawn();
         wait_until("the logger", SOON, || there.exists());
         Making { id, client, files }
@@ -355,13 +355,12 @@ fn a_long_result_keeps_nobody_waiting() {
     let mut second = Second::of(&task);
     let id = second.bundle.file_name().expect("a name").to_string_lossy().into_owned();
     long["container"] = json!(id);
-    let [document, file] = ["long.json", "runtime"].map(|name| second.bundle.join(name));
+    let document = second.bundle.join("long.json");
     fs::write(&document, long.to_string()).expect("write");
     // In the place of an exec's supervisor is one that has it already.
     let options = "while [ $# -gt 0 ]; do case $1 in --pid-file) pid=$2;; --result) result=$2;; esac; shift; done";
     let exec = format!("{options}; mv {} $result; sleep 0.5 & echo $! >$pid; exit 0", document.display());
-    write_script(&file, &format!("case \"$*\" in *' exec '*) {exec};; esac\nexec {} \"$@\"\n", binary().display()));
-    second.runtime = file.display().to_string();
+    second.runtime = runtime("exec", &exec);
     second.create().expect("create");
     let events = Subscription::new(containerd);
     second.shim.exec_of(&second.bundle, "long", &["true"]).expect("exec");
@@ -396,10 +395,9 @@ fn a_long_result_keeps_nobody_waiting() {
 fn a_runtime_that_hangs_is_ended_with_its_container() {
     let task = Task::idle(Containerd::shared(Release::C2), &[]);
     let mut second = Second::of(&task);
-    let [file, there] = ["runtime", "pid"].map(|name| second.bundle.join(name));
+    let there = second.bundle.join("pid");
     let hang = format!("echo $$ >{}; exec sleep 1000", there.display());
-    write_script(&file, &format!("case \"$*\" in *' exec '*) {hang};; esac\nexec {} \"$@\"\n", binary().display()));
-    second.runtime = file.display().to_string();
+    second.runtime = runtime("exec", &hang);
     second.create().expect("create");
     second.shim.start("").expect("start");
     second.shim.exec_of(&second.bundle, "hangs", &["true"]).expect("exec");
@@ -427,11 +425,7 @@ fn a_signal_is_answered_before_the_end_is_told() {
     let events = Subscription::new(containerd);
     let mut second = Second::of(&task);
     let id = second.bundle.file_name().expect("a name").to_string_lossy().into_owned();
-    let script = second.bundle.join("runtime");
-    let slow =
-        format!("{0} \"$@\"; code=$?; case \" $* \" in *' kill '*) sleep 1.5;; esac; exit $code", binary().display());
-    write_script(&script, &slow);
-    second.runtime = script.display().to_string();
+    second.runtime = runtime("kill", &format!("{} \"$@\"; code=$?; sleep 1.5; exit $code", binary().display()));
     second.create().expect("create");
     second.shim.start("").expect("start");
     let begun = Instant::now();

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +15,7 @@ use super::census;
 use super::daemon::{Containerd, Release, SOON, Shim, Task};
 use super::events::{Event, Subscription, lines};
 use super::task_api;
-use crate::support::env::unique;
+use crate::support::env::{program, unique};
 use crate::support::{Cmd, wait_until};
 
 fn newest() -> &'static Containerd {
@@ -221,11 +220,11 @@ fn a_hundred_execs_leave_no_files() {
 #[test]
 fn a_shim_has_as_many_descriptors_as_it_may() {
     let containerd = Containerd::start(Release::C2);
-    let program = containerd.run.join("bin/containerd-shim-agentsbx-v1");
-    let real = fs::read_link(&program).expect("a link");
-    fs::remove_file(&program).expect("remove the link");
+    let link = containerd.run.join("bin/containerd-shim-agentsbx-v1");
+    let real = fs::read_link(&link).expect("a link");
+    fs::remove_file(&link).expect("remove the link");
     let script = format!("#!/bin/sh\nulimit -Sn 64\nulimit -Hn 5000\nexec {} \"$@\"\n", real.display());
-    fs::rename(write_program(&containerd.run.join("bin"), &script), program).expect("rename");
+    std::os::unix::fs::symlink(program(&script), link).expect("link");
     let config = containerd.run.join("oci.toml");
     fs::write(&config, "profile = 'oci'\n").expect("write a configuration");
     // With no limit of its own a container has the runtime's.
@@ -421,7 +420,7 @@ fn an_exec_is_added_before_the_end_is_told() {
     let dir = containerd.run.join("tmp");
     let (there, go) = (dir.join(unique("there")), dir.join(unique("go")));
     let wait = format!("touch {}; while [ ! -e {} ]; do sleep 0.02; done", there.display(), go.display());
-    let program = write_program(&dir, &format!("#!/bin/sh\n{wait}\nexec 5>&-\ncat <&3\n"));
+    let program = program(&format!("#!/bin/sh\n{wait}\nexec 5>&-\ncat <&3\n"));
     shim.exec_with("first", &["true"], &format!("binary://{}", program.display()), "").expect("exec");
     thread::scope(|scope| {
         let first = scope.spawn(|| shim.start("first"));
@@ -604,15 +603,6 @@ fn output_goes_to_a_file() {
     fs::remove_file(&log).expect("remove the log");
 }
 
-/// A program in `dir` that is closed for writing again.
-fn write_program(dir: &Path, script: &str) -> PathBuf {
-    let program = dir.join(unique("program"));
-    let mut options = fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o755).open(&program).expect("make a program");
-    std::io::Write::write_all(&mut &file, script.as_bytes()).expect("write");
-    program
-}
-
 /// And to a program, which gets three descriptors and says when it is ready.
 #[test]
 fn output_goes_to_a_program() {
@@ -620,7 +610,7 @@ fn output_goes_to_a_program() {
     let dir = containerd.run.join("tmp");
     let log = dir.join(unique("log"));
     let script = "#!/bin/sh\nexec 5>&-\necho \"$CONTAINER_NAMESPACE $CONTAINER_ID $*\" >\"$2\"\ncat <&3 >>\"$2\"\n";
-    let program = write_program(&dir, script);
+    let program = program(script);
     let address = format!("binary://{}?file={}", program.display(), log.display());
     let id = unique("logged");
     containerd
@@ -648,7 +638,7 @@ fn an_execs_program_is_told_the_execs_id() {
     let dir = containerd.run.join("tmp");
     let log = dir.join(unique("log"));
     let script = "#!/bin/sh\nexec 5>&-\necho \"$CONTAINER_NAMESPACE $CONTAINER_ID\" >\"$2\"\ncat <&3 >>\"$2\"\n";
-    let program = write_program(&dir, script);
+    let program = program(script);
     let address = format!("binary://{}?file={}", program.display(), log.display());
     shim.exec_with("told", &["echo", "out"], &address, "").expect("exec");
     shim.start("told").expect("start");

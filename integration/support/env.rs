@@ -8,6 +8,7 @@
 //! ```
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -83,6 +84,14 @@ pub fn shim_binary() -> PathBuf {
         Some(_) => binary().with_file_name("containerd-shim-agentsbx-v1"),
         None => PathBuf::from(env!("CARGO_BIN_EXE_containerd-shim-agentsbx-v1")),
     }
+}
+
+/// A new program that is this script. It is where programs may be: hosts have `/run` mounted `noexec`.
+pub fn program(script: &str) -> PathBuf {
+    let program = process().data.join(unique("program"));
+    fs::write(&program, script).expect("write a program");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    program
 }
 
 /// A name that no other test of this process has.
