@@ -4,7 +4,7 @@
 //! the same as a pause. So whoever freezes or thaws has a lock meanwhile, and who finds a container frozen waits for that one
 //! before it is taken for paused ([`Record::status`]); and nobody thaws for another what that one has just paused.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::state::Record;
 use crate::durable::LockFile;
@@ -13,7 +13,6 @@ use crate::durable::LockFile;
 const FILE: &str = "freezer.lock";
 /// How long another's turn is waited for. Freezing takes milliseconds, unless a process is stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(2);
 
 /// A turn, until it is dropped or the process ends in whatever way.
 #[derive(Debug)]
@@ -28,29 +27,20 @@ impl Turn {
     }
 }
 
-/// Waits until it is nobody's turn, at most [`PATIENCE`].
-pub(super) fn wait_for_others(record: &Record) {
-    let path = record.dir.join(FILE);
-    let begun = Instant::now();
-    // Where nobody can look there is nobody to wait for.
-    while matches!(LockFile::is_free(&path), Ok(false)) && begun.elapsed() < PATIENCE {
-        std::thread::sleep(LOOK);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::runtime::state::tests::sample;
 
     #[test]
-    fn others_are_waited_for() {
+    fn one_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let record = sample(dir.path());
-        wait_for_others(&record);
         let turn = Turn::take(&record);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| wait_for_others(&record));
+            let waiting = scope.spawn(|| drop(Turn::take(&record)));
             std::thread::sleep(Duration::from_millis(50));
             assert!(!waiting.is_finished());
             drop(turn);
@@ -64,7 +54,6 @@ mod tests {
         let record = sample(&dir.path().join("none"));
         let begun = Instant::now();
         let _turns = [Turn::take(&record), Turn::take(&record)];
-        wait_for_others(&record);
         assert!(begun.elapsed() < PATIENCE);
     }
 }

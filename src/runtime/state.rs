@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::{self, CgroupDir};
 use super::cow::CowSource;
 use super::error::{On, RuntimeError};
-use super::freezer;
+use super::freezer::Turn;
 use super::members;
 use super::seccomp::Filter;
 use super::start;
@@ -290,9 +290,9 @@ impl Record {
     /// What the container does now. Somebody who has frozen it only to signal all its processes is waited for, for a moment.
     pub fn status(&self) -> Result<Status, RuntimeError> {
         match self.status_now()? {
-            // Looked at once more in any case: who froze it may have thawed it since.
             Status::Paused => {
-                freezer::wait_for_others(self);
+                // While it is our turn nobody has it frozen for a moment.
+                let _turn = Turn::take(self);
                 self.status_now()
             }
             status => Ok(status),
