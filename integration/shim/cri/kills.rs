@@ -521,12 +521,14 @@ fn kill_amid(labs: &[Lab<'_>], plan: &Plan, random: &mut Random) {
     assert_eq!(output.code, 0, "{when}: {}", output.both());
 }
 
-/// What is not the shim's: containerd leaves leases, which end after a day, snapshots, and bundles that it has begun to
-/// remove, when it is killed; and it has nobody look for the socket when `start` and the server are killed at once, or a
+/// What is not the shim's: containerd leaves leases, which end after a day, snapshots, a pod's network, and bundles that it
+/// has begun to remove, when it is killed; and it has nobody look for the socket when `start` and the server are killed at once, or a
 /// server that ends after its last container.
 fn is_containerds(line: &str, plan: &Plan, pods: usize) -> bool {
     let killed = [Victim::Containerd, Victim::Both, Victim::ShimAlone].contains(&plan.victim);
-    let left = ["leases: ", "snapshots: "].iter().any(|kind| line.starts_with(kind)) || line.contains("/k8s.io/.");
+    let kinds = ["leases: ", "snapshots: ", "link: "];
+    let files = ["/k8s.io/.", "/netns/cni-", "/addresses/"];
+    let left = kinds.iter().any(|kind| line.starts_with(kind)) || files.iter().any(|file| line.contains(file));
     // Zombies that this machine's first process has not reaped yet have no arguments.
     let zombie = line.starts_with("process: ") && line.split_whitespace().count() < 3;
     let shim = ![Victim::Containerd, Victim::Runtimes, Victim::Pause, Victim::First].contains(&plan.victim);
