@@ -2,7 +2,8 @@
 //!
 //! It ends when the service says so, which containerd asks for after the last container. Three ends are its own: `start` was
 //! killed before containerd knew of it; nobody has a use for it, as when containerd died between `start` and the first
-//! container; or it is told to (SIGTERM) and nothing runs any more. Being told while something runs does not end it: the exit codes and output of what runs would be lost.
+//! container; or it is told to (SIGTERM) and nothing runs any more. Being told while something runs does not end it: the exit
+//! codes and output of what runs would be lost.
 
 use std::collections::HashMap;
 use std::fs::File;
