@@ -52,10 +52,11 @@ pub fn build(
         ProcessSource::File(path) => {
             let file = |source| OpsError::File { doing: "read", path: path.clone(), source };
             let text = std::fs::read(path).map_err(file)?;
-            // Seldom is there something that is not known, so the short way comes first; its error says where.
-            serde_json::from_slice(&text)
-                .or_else(|err| serde_json::from_slice(&text).and_then(spec::process).map_err(|_| err))
-                .map_err(|source| OpsError::Json { path: path.clone(), source })
+            serde_json::from_slice(&text).and_then(spec::process).map_err(|err| {
+                // The error of the short way, which takes more, says where.
+                let source = serde_json::from_slice::<Process>(&text).err().unwrap_or(err);
+                OpsError::Json { path: path.clone(), source }
+            })
         }
         ProcessSource::Flags(flags) => from_flags(flags, own()?.unwrap_or_default()),
     }
@@ -190,5 +191,21 @@ mod tests {
         ] {
             assert_eq!(build(&ProcessSource::Flags(flags), own).unwrap_err().to_string(), text);
         }
+    }
+
+    /// A process was taken that runc and the policy would not see as one.
+    #[test]
+    fn a_file_is_read_as_by_others() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |user: &str, more: &str| {
+            let text = format!(r#"{{"user":{user},"cwd":"/"{more}}}"#);
+            crate::durable::replace_unsynced(file.path(), text.as_bytes(), 0o600).unwrap();
+            build(&ProcessSource::File(file.path().to_owned()), own).map_err(|err| crate::error::chain(&err))
+        };
+        let user = r#"{"uid":7,"gid":8}"#;
+        assert_eq!(read(user, r#","capabilities":{"bounding":["CAP_NEW"]}"#).unwrap().user().uid(), 7);
+        assert!(read("7", "").unwrap_err().contains("at line 1 column"));
+        assert!(read("[7,8]", "").is_err());
+        assert!(read(user, r#","rlimits":[{"type":{"RLIMIT_CPU":null},"soft":1,"hard":1}]"#).is_err());
     }
 }

@@ -467,7 +467,7 @@ impl Mount {
 /// Capabilities that are not known here are left out, as the specification has it: an engine may be newer.
 pub fn process(mut document: Value) -> Result<Process, serde_json::Error> {
     drop_unknown_capabilities(&mut document);
-    serde_json::from_value(document)
+    typed(&document)
 }
 
 /// Takes the names that are not known out of the capability sets of a process.

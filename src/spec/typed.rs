@@ -1,6 +1,6 @@
 //! A document read into a type as Go reads it: what has named fields is an object there, and never a list of their values, which
-//! derived types take as well. Those who look at the document by its names would see nothing of such a list, and a policy would
-//! judge other than what is carried out.
+//! derived types take as well, and one of several words is a string, and not an object `{"word": null}`. Those who look at the
+//! document by its names would see nothing of such a list or word, and a policy would judge other than what is carried out.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Unexpected, Visitor};
@@ -72,7 +72,10 @@ impl<'de> Deserializer<'de> for Named<'de> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        self.0.deserialize_enum(name, variants, visitor)
+        match self.0 {
+            Value::Object(_) => Err(Error::invalid_type(Unexpected::Other("an object"), &"a string")),
+            value => value.deserialize_enum(name, variants, visitor),
+        }
     }
 
     forward_to_deserialize_any! {
@@ -115,5 +118,15 @@ mod tests {
         assert_eq!(why(json!([[1, [2]]])), "invalid type: a list, expected an object");
         assert_eq!(why(json!([{"a": 300}])), "invalid value: integer `300`, expected u8");
         assert_eq!(why(json!([{"b": null}])), "missing field `a`");
+    }
+
+    /// `{"type": {"pid": null}}` was no pid namespace for the policy, and one to be joined for who made the container.
+    #[test]
+    fn an_object_is_no_word() {
+        use oci_spec::runtime::{LinuxNamespace, LinuxSeccomp};
+        assert!(typed::<LinuxNamespace>(&json!({"type": "pid"})).is_ok());
+        let why = typed::<LinuxNamespace>(&json!({"type": {"pid": null}})).unwrap_err().to_string();
+        assert_eq!(why, "invalid type: an object, expected a string");
+        assert!(typed::<LinuxSeccomp>(&json!({"defaultAction": {"SCMP_ACT_ALLOW": null}})).is_err());
     }
 }
