@@ -107,7 +107,7 @@ fn end(request: &DeleteRequest, seen: Option<&Record>) -> Result<Option<Record>,
         }
     }
     {
-        let _turn = Turn::take(&record);
+        let _turn = Turn::take_to_signal(&record, libc::SIGKILL);
         cgroup::kill_all(&record.cgroups)?;
     }
     if record.systemd_cgroup && systemd::is_for_us() {

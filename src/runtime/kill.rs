@@ -38,7 +38,7 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
             // Who makes it is in some of its cgroups meanwhile, and would be the one to get it.
             return Err(RuntimeError::NotRunning);
         }
-        let _turn = Turn::take(&record);
+        let _turn = Turn::take_to_signal(&record, request.signal);
         return cgroup::signal_all(&record.cgroups, request.signal);
     }
     let init = record.init()?.ok_or(RuntimeError::NotRunning)?;
@@ -48,7 +48,7 @@ pub fn kill(request: &KillRequest) -> Result<(), RuntimeError> {
         Err(err) => return Err(err).during("kill"),
     }
     if request.signal == libc::SIGKILL {
-        let _turn = Turn::take(&record);
+        let _turn = Turn::take_to_signal(&record, libc::SIGKILL);
         if !record.has_own_pid_namespace() {
             // The kernel ends the others only together with their pid namespace.
             cgroup::signal_all(&record.cgroups, libc::SIGKILL)?;
