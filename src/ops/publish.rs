@@ -24,7 +24,7 @@ use crate::report::{
 };
 use crate::runtime::claim::BundleLock;
 use crate::runtime::state::Record;
-use crate::spec::annotations;
+use crate::spec::{self, annotations};
 use crate::store::{Container, ExecRecord, MAX_RESULT, Store, StoreError};
 use crate::terms::Disposition;
 
@@ -187,9 +187,9 @@ pub fn annotate(store: &Store, container: &Container, diff: Option<&str>) -> Res
     // no bundle any more, there is nothing of this one's to write to; what was left out is written with the next ones.
     let Some(_bundle) = BundleLock::wait(&container.bundle, BUNDLE_WITHIN)? else { return Ok(()) };
     match lock.is_at_its_path().map_err(file("look at", lock.path()))? {
-        true => into_config(&container.bundle, &ours),
-        // What is there after a `delete` is the engine's, or another container's.
-        false => Ok(()),
+        true if spec::is_replaced(&container.bundle) => into_config(&container.bundle, &ours),
+        // What is there after a `delete` is the engine's, or another container's; nobody would take this out of it again.
+        _ => Ok(()),
     }
 }
 
@@ -365,7 +365,11 @@ mod tests {
                 annotating.join().unwrap();
             });
         };
-        write("{}");
+        let replace = || {
+            write("{}");
+            spec::Config::load(bundle).unwrap().replace(bundle).unwrap();
+        };
+        replace();
         beside(&|| write(r#"{"by":"create"}"#));
         assert_eq!(read(), r#"{"by":"create","annotations":{"dev.agentsbx.generation":"0","dev.agentsbx.diff":"{}"}}"#);
         std::fs::remove_file(state.join(WRITTEN)).unwrap();
@@ -374,5 +378,8 @@ mod tests {
             std::fs::remove_dir_all(&state).unwrap();
         });
         assert_eq!(read(), r#"{"by":"delete"}"#);
+        std::fs::create_dir_all(&state).unwrap();
+        beside(&|| spec::restore(bundle).unwrap());
+        assert_eq!(read(), r#"{"by":"delete"}"#, "the engine's own");
     }
 }

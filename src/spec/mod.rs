@@ -152,6 +152,12 @@ pub fn restore(bundle: &Path) -> Result<(), SpecError> {
     Ok(())
 }
 
+/// Whether `config.json` is what we made of the engine's, which is kept beside. Else it is the engine's own, as where a `create`
+/// has put it back that found the bundle in use by another container, and failed.
+pub fn is_replaced(bundle: &Path) -> bool {
+    bundle.join(ENGINE_CONFIG).exists()
+}
+
 /// A configuration, as JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
