@@ -168,7 +168,11 @@ mod tests {
             ("/process/capabilities", json!([["CAP_SYS_ADMIN"]]), "process.capabilities"),
             ("/linux/resources/pids", json!([3]), "linux.resources.pids"),
             ("/linux/namespaces", json!([{"type": "pid"}, {"type": {"pid": null}}]), "linux.namespaces[1].type"),
-            ("/process/rlimits", json!([{"type": {"RLIMIT_CPU": null}, "soft": 1, "hard": 1}]), "process.rlimits[0].type"),
+            (
+                "/process/rlimits",
+                json!([{"type": {"RLIMIT_CPU": null}, "soft": 1, "hard": 1}]),
+                "process.rlimits[0].type",
+            ),
             ("/hooks", json!("x"), "hooks"),
             ("/hooks/poststop", json!({"path": "/x"}), "hooks.poststop"),
             ("/hooks/poststop/0", json!(["/x"]), "hooks.poststop[0]"),
