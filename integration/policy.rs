@@ -375,6 +375,20 @@ fn a_list_in_the_place_of_an_object_is_refused() {
     assert!(capabilities.contains("invalid process.capabilities in config.json: "), "{capabilities}");
 }
 
+/// `{"pid": null}` was a word to a library and none to the policy: beside a namespace of its own the container had the host's.
+#[test]
+fn an_object_in_the_place_of_a_word_is_refused() {
+    let env = Env::with_config("");
+    let hosts = json!({"type": {"pid": null}, "path": "/proc/self/ns/pid"});
+    let pid = refused(&env, |c| c["linux"]["namespaces"].as_array_mut().unwrap().push(hosts.clone()));
+    assert!(pid.contains(".type in config.json: invalid type: an object, expected a string"), "{pid}");
+    let seccomp = refused(&env, |c| c["linux"]["seccomp"] = json!({"defaultAction": {"SCMP_ACT_ALLOW": null}}));
+    assert!(
+        seccomp.contains("invalid linux.seccomp in config.json: invalid type: an object, expected a string"),
+        "{seccomp}"
+    );
+}
+
 /// libcontainer wrote "136:-1" to the cgroup.
 #[test]
 fn any_number_of_a_device_rule_may_be_minus_one() {
