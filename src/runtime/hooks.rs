@@ -115,7 +115,9 @@ fn one(hook: &Value, path: &str, state: &str, dir: Option<&Path>, default_env: &
         }
     }
     let mut child = command.spawn().map_err(text)?;
-    let status = wait(&mut child, state.as_bytes(), hook["timeout"].as_u64())?;
+    // One that was over before the beginning is none the less one.
+    let timeout = hook["timeout"].as_u64().or_else(|| hook["timeout"].as_i64().map(|_| 0));
+    let status = wait(&mut child, state.as_bytes(), timeout)?;
     if status.success() {
         return Ok(());
     }
@@ -314,6 +316,10 @@ mod tests {
         };
         assert_eq!(fail("echo no >&2; exit 3"), "poststop hook /bin/sh: exit status: 3: no");
         assert_eq!(fail("exec sleep 30"), "poststop hook /bin/sh: timed out after 1 s");
+        // A limit below 0 was none, and the `delete` hung; runc ends the hook at once.
+        let hook = json!({"path": "/bin/sh", "args": ["sh", "-c", "exec sleep 30"], "timeout": -1});
+        let why = run("poststop", &[hook], &record(dir.path()), Status::Stopped).unwrap_err().to_string();
+        assert_eq!(why, "poststop hook /bin/sh: timed out after 0 s");
     }
 
     /// The time limit did not hold while the state was written, and one that the clock can't hold was a panic.
