@@ -44,8 +44,10 @@ fn head() -> Option<String> {
     git(&["rev-parse", "--short", "HEAD"])
 }
 
-/// What git says, if there is one, on one line.
+/// What git says, if there is one, on one line. Of the repository here: in a hook of git's the variables name that one's.
 fn git(args: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+    let mut git = Command::new("git");
+    git.env_remove("GIT_DIR").env_remove("GIT_WORK_TREE");
+    let output = git.args(args).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned()).filter(|text| !text.is_empty())
 }
