@@ -616,7 +616,7 @@ fn a_missing_argument_is_told_with_what_can_be_given() {
         (&["discard", "c1"][..], "<EXEC>", "agentsbx discard <CONTAINER> <EXEC>", "`agentsbx log c1` shows the execs"),
         (&["commit", "c1"], "<EXEC>", "agentsbx commit", "`agentsbx log c1` shows the execs"),
         (&["rollback", "c1"], "<GENERATION>", "<CONTAINER> <GENERATION>", "`agentsbx log c1` shows the generations"),
-        (&["rollback"], "<CONTAINER> <GENERATION>", "<CONTAINER> <GENERATION>", "`agentsbx list` shows the containers"),
+        (&["rollback"], "<CONTAINER> <GENERATION>", "<CONTAINER> <GENERATION>", "`agentsbx log` shows the containers"),
     ] {
         let said = env.cmd(args).run().expect(1).stderr;
         let begin = format!("msg=\"the following required arguments were not provided: {what}: usage: agentsbx ");

@@ -36,7 +36,7 @@ pub fn told(err: OpsError, container: &str) -> anyhow::Error {
 pub fn missing(names: &[String], container: Option<&str>) -> Option<String> {
     let lacks = |name: &str| names.iter().any(|missing| missing == name);
     match container {
-        _ if lacks("<CONTAINER>") => Some("`agentsbx list` shows the containers there are".to_owned()),
+        _ if lacks("<CONTAINER>") => Some("`agentsbx log` shows the containers there are".to_owned()),
         Some(container) if lacks("<EXEC>") => Some(format!("`agentsbx log {container}` shows the execs there are")),
         Some(container) if lacks("<GENERATION>") => {
             Some(format!("`agentsbx log {container}` shows the generations there are"))
