@@ -423,6 +423,12 @@ fn own_network(run: &Path) -> Child {
 /// How long something may take that should be done at once.
 pub const SOON: Duration = Duration::from_secs(10);
 
+/// Sends `signal` to the process `pid`, which must be there.
+#[track_caller]
+pub fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
+}
+
 /// All processes: pids and arguments, each with a NUL after it.
 pub fn processes() -> Vec<(i32, Vec<u8>)> {
     let mut found = Vec::new();
@@ -514,7 +520,7 @@ impl<'a> Task<'a> {
     /// `kill -KILL` of the first process, from outside.
     #[track_caller]
     pub fn kill_first_process(&self) {
-        kill_process(Pid::from_raw(self.pid()).expect("a pid"), Signal::KILL).expect("kill the first process");
+        signal(self.pid(), Signal::KILL);
     }
 
     /// Ends it and takes it away; nothing may go wrong.

@@ -8,20 +8,16 @@ use std::time::{Duration, Instant};
 
 use containerd_shim_protos::ttrpc::Code;
 use containerd_shim_protos::types::task::Status;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::census;
-use super::daemon::{Containerd, Release, SOON, Task};
+use super::daemon::{Containerd, Release, SOON, Task, signal};
 use super::events::{Subscription, lines};
 use super::task_api;
 use crate::support::cmd::Running;
 use crate::support::env::{binary, program, unique};
 use crate::support::wait_until;
-
-fn signal(pid: i32, signal: Signal) {
-    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
-}
 
 fn pid_of(containerd: &Containerd) -> i32 {
     let text = fs::read_to_string(containerd.run.join("containerd.pid")).expect("read the pid");

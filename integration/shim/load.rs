@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::census;
-use super::daemon::{Containerd, Release, SOON, Shim, Task};
+use super::daemon::{Containerd, Release, SOON, Shim, Task, signal};
 use super::events::{Subscription, lines};
 use super::task_api;
 use crate::soak::random::Random;
@@ -148,7 +148,7 @@ fn kill_amid(containerd: &Containerd, victim: Victim, delay: Duration) {
         })
         .collect();
     thread::sleep(delay);
-    let kill = |pid: i32| kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("kill");
+    let kill = |pid| signal(pid, Signal::KILL);
     match victim {
         Victim::Shim => shims.into_iter().for_each(kill),
         Victim::Containerd => containerd.kill(Signal::KILL),
@@ -221,7 +221,7 @@ fn one_shims_death_is_its_own() {
     let name = unique("long");
     let exec = other.exec(&["--exec-id", &name], &["sh", "-c", "sleep 2; exit 6"]).spawn();
     for pid in containerd.shims(Some(&one.id)) {
-        kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("kill");
+        signal(pid, Signal::KILL);
     }
     wait_until("the end of the task", SOON, || ["STOPPED", ""].contains(&one.status().as_str()));
     exec.wait().expect(6);

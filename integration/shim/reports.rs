@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use containerd_shim_protos::ttrpc::Code;
 use containerd_shim_protos::types::task::Status;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::census;
-use super::daemon::{Containerd, Release, SOON, Shim, Task};
+use super::daemon::{Containerd, Release, SOON, Shim, Task, signal};
 use super::events::{Event, Subscription, lines};
 use super::task_api;
 use crate::support::env::{program, unique};
@@ -20,10 +20,6 @@ use crate::support::{Cmd, wait_until};
 
 fn newest() -> &'static Containerd {
     Containerd::shared(Release::C2)
-}
-
-fn kill(pid: i32, signal: Signal) {
-    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("kill");
 }
 
 /// runc #2530, containerd #4434: an error of more than 64 KiB filled a pipe that nobody read, and `exec` never returned.
@@ -394,7 +390,7 @@ fn the_first_process_exits_last() {
             });
         }
     });
-    kill(task.pid(), Signal::KILL);
+    signal(task.pid(), Signal::KILL);
     let all = events.until(&task.id, SOON * 3, |event| event.topic == "/tasks/exit" && event.process() == task.id);
     let exits: Vec<&Event> = all.iter().filter(|event| event.topic == "/tasks/exit").collect();
     assert_eq!(exits.len(), execs.len() + 1, "{}", lines(&all));
@@ -458,7 +454,7 @@ fn an_end_while_containerd_is_away() {
         let pid = task.pid();
         wait_until("the trap", SOON, || Path::new(&format!("/proc/{pid}/root/ready")).exists());
         containerd.kill(Signal::KILL);
-        kill(pid, Signal::TERM);
+        signal(pid, Signal::TERM);
         wait_until("the end of the process", SOON, || !Path::new(&format!("/proc/{pid}/root/ready")).exists());
         containerd.launch();
         task.wait_status("STOPPED");
@@ -479,7 +475,7 @@ fn the_shims_death_changes_no_exit_code() {
         let exited = |event: &Event| event.topic == "/tasks/exit";
         let first = events.until(&task.id, SOON, exited);
         assert_eq!(first.last().expect("an exit").status(), 3, "{}", lines(&first));
-        containerd.shims(Some(&task.id)).into_iter().for_each(|pid| kill(pid, Signal::KILL));
+        containerd.shims(Some(&task.id)).into_iter().for_each(|pid| signal(pid, Signal::KILL));
         let after = events.during(Duration::from_secs(4));
         let after: Vec<Event> = after.into_iter().filter(|event| event.container() == task.id).collect();
         let codes: Vec<u64> =

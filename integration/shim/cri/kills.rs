@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -322,14 +321,13 @@ impl Lab<'_> {
 
     /// The first processes: the pod's own, and those of containers.
     fn first_processes(&self, pods: bool) -> Vec<i32> {
-        let bundles = fs::read_dir(self.node.containerd.bundle("")).into_iter().flatten().flatten();
-        let is_pod = |dir: &Path| {
-            let config = fs::read(dir.join("config.json")).unwrap_or_default();
+        let is_pod = |id: &String| {
+            let config = fs::read(self.node.containerd.bundle(id).join("config.json")).unwrap_or_default();
             let config: Value = serde_json::from_slice(&config).unwrap_or_default();
             config["annotations"]["io.kubernetes.cri.container-type"] == "sandbox"
         };
-        let ours = bundles.filter(|dir| is_pod(&dir.path()) == pods);
-        ours.filter_map(|dir| self.first_pid(&dir.file_name().to_string_lossy())).collect()
+        let bundles = self.bundles();
+        bundles.iter().filter(|id| is_pod(id) == pods).filter_map(|id| self.first_pid(id)).collect()
     }
 
     /// The runtime's processes for this node.
@@ -396,7 +394,7 @@ impl Lab<'_> {
                 back();
             }
             Victim::Runtimes => all(self.runtimes()),
-            Victim::Tree => all([self.node.containerd.shims(None), self.runtimes()].concat()),
+            Victim::Tree => all([containerd.shims(None), self.runtimes()].concat()),
             Victim::Pause => all(self.first_processes(true)),
             Victim::First => all(self.first_processes(false)),
         }

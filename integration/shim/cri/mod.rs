@@ -13,10 +13,10 @@ mod userns;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::shim::daemon::{Release, SOON, Shim};
+use crate::shim::daemon::{Release, SOON, Shim, signal};
 use crate::support::{result, wait_until};
 use node::{Container, Node};
 
@@ -268,7 +268,7 @@ fn a_pods_shim_is_killed(release: Release) {
     thread::scope(|scope| {
         let exec = scope.spawn(|| a.try_exec(&["sh", "-c", "touch /dev/shm/begun; sleep 100000"], 60));
         wait_until("the exec", SOON, || b.sh("test -e /dev/shm/begun").code == 0);
-        kill_process(Pid::from_raw(shim).expect("a pid"), Signal::KILL).expect("kill");
+        signal(shim, Signal::KILL);
         // containerd says that it does not know how it ended, or what the runtime made of it.
         let ran = exec.join().expect("the call");
         assert!(ran.as_ref().map_or(true, |ran| [137, 255].contains(&ran.code)), "{ran:?}");
